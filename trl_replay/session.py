@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from . import compat
 from .advice.logged import DRY_RUN, JUDGED_BY
-from .advice.rules import remedy_for_masks, what_to_change
+from .advice.rules import GENERATIONS, remedy_for_masks, what_to_change
 from .base.living import living
 from .base.sizes import counted
 from .base.weights import fingerprint
@@ -244,7 +244,8 @@ class Session:
         trainer = self._trainer()
         if trainer is None:
             return []
-        return what_to_change(trainer.state.log_history, self.config.to_dict())
+        settings = {**self.config.to_dict(), GENERATIONS: self.components.num_generations}
+        return what_to_change(trainer.state.log_history, settings)
 
     def _explain_replay(self) -> str:
         if not self.buffer.capacity:
@@ -604,7 +605,8 @@ class Session:
             self._record({DRY_RUN: 1.0})
         if self.config.replay_reward:
             self._record({f"{JUDGED_BY}/{self.config.replay_reward}": 1.0})
-        self._record(dead_by_function(scored, self.trainer.reward_func_names, size))
+        weights = compat.reward_setup(self.trainer).weights
+        self._record(dead_by_function(scored, self.trainer.reward_func_names, weights, size))
         for result in self.components.hooks.call("metrics", self.update, context=context):
             self._record(own_metrics(result, self.metrics))
 

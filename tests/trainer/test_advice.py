@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 import warnings
 from collections.abc import Mapping
@@ -193,6 +194,31 @@ DISEASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], set[str]]] = {
         SOLVED, SLOW, {"replay_retire_passes": 4, "replay_refill_rounds": 1}, {"all right"}),
     "a teacher's grade": (spread, SLOW, {}, {"few dead"}),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("format_too", [False, True])
+def test_170_a_function_that_alone_scores_its_groups_is_dead_where_their_sum_is(
+    tmp_path: Path, format_too: bool
+) -> None:
+    """Of three groups one is maths, and dead later; a third function that varies makes it live."""
+    batches = itertools.count()
+
+    def of(first: bool) -> Any:
+        def routed(completions: list[str], **_: Any) -> list[float | None]:
+            maths = DEAD if first and next(batches) >= 6 else LIVE
+            return [*maths, *[None] * 8] if first else [*[None] * 4, *LIVE, *LIVE]
+
+        routed.__name__ = "maths" if first else "code"
+        return routed
+
+    functions = [of(True), of(False), *([spread] if format_too else [])]
+    trainer = make_trainer(tmp_path, functions, max_steps=12, learning_rate=1e-4)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert logged(trainer, "replay/dead_fraction/maths") == [*[0.0] * 6, *[1.0] * 6]
+    assert logged(trainer, "replay/live_without/maths") == [*[0.0] * 6, *[float(format_too)] * 6]
+    assert logged(trainer, "replay/dead_fraction/code") == logged(trainer, "replay/live_without/code") == [0.0] * 12
+    assert ("dead function" in rules_in(session.explain())) == format_too
 
 
 @pytest.mark.parametrize("disease", DISEASES)

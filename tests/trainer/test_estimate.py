@@ -267,6 +267,86 @@ def test_logs_are_read_as_users_have_them(tmp_path: Path, name: str, text: str) 
     assert estimate(tmp_path / name).dead == 0.5
 
 
+def chart(*runs: str) -> str:
+    """A chart of W&B as CSV."""
+    names = [f"{run} - train/frac_reward_zero_std{ending}" for run in runs for ending in ("", "__MIN", "__MAX")]
+    return "\n".join([",".join(["train/global_step", *names]), *(f"{step}" + ",0.5" * len(names) for step in (1, 2))])
+
+
+SWIFT = {"loss": 0.0, "frac_reward_zero_std": 0.5, "global_step/max_steps": "9/547", "percentage": "1%"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "step"), [("chart.csv", chart("a - b"), 2), ("logging.jsonl", json.dumps(SWIFT), 9)]
+)
+def test_170_charts_of_a_tracker_and_logs_of_ms_swift_are_read(
+    tmp_path: Path, name: str, text: str, step: int
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert estimate(tmp_path / name).dead == 0.5
+    assert read_log(tmp_path / name)[-1]["step"] == step
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("chart.csv", chart("one", "two"), r"several runs \(one, two\): export it with one of them"),
+        ("tensorboard.csv", "Wall time,Step,Value\n1,2,0.5\n", "never logged. It has Wall time, Step, Value"),
+        ("log.jsonl", '{"epoch": 1, "frac_reward_zero_std": 0.5}', "no step of its shares.*name the column 'step'"),
+    ],
+)
+def test_170_what_a_log_lacks_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ReplayError, match=words):
+        estimate(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("size", "dead", "words"),
+    [
+        (None, 0.86, "Nearly all groups fail"),
+        (8, 0.86, "Nearly all groups fail"),
+        (8, 0.84, "Fewer groups fail"),
+        (4, 0.93, "Nearly all groups fail"),  # 0.85 ** (4 / 8) = 0.922
+        (4, 0.91, "Fewer groups fail"),
+        (16, 0.73, "Nearly all groups fail"),  # 0.85 ** 2 = 0.7225
+        (16, 0.71, "Fewer groups fail"),
+        (2, 0.97, "Of two completions"),  # 0.85 ** (2 / 8) = 0.9602
+        (2, 0.85, "Of two completions"),
+    ],
+)
+def test_170_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(
+    tmp_path: Path, size: int | None, dead: float, words: str, capsys: Any
+) -> None:
+    """At a pass rate of 8 %, 85 % are dead at 2 completions, and 51 % at 8."""
+    rewards = {"reward": 0.001, "rewards/right/mean": 0.001, "rewards/right/std": 0.000999**0.5}
+    log = [{"step": step, "frac_reward_zero_std": dead, **rewards} for step in range(1, 9)]
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    found = estimate(tmp_path / "log.json", size)
+    assert found.advice[0].change.startswith(words)
+    if size == 2:
+        assert found.advice[0].evidence.startswith("Computed: at a pass rate of 8 %, 85 %")
+        rest = "Nearly all groups fail" if dead > 0.96 else "Fewer groups fail"
+        assert [advice.change[: len(rest)] for advice in found.advice[1:]] == [rest]
+    given = [] if size is None else ["--num_generations", str(size)]
+    assert main(["estimate", str(tmp_path / "log.json"), *given]) == 0
+    assert ("Groups are taken for 8 completions each" in capsys.readouterr().out) == (size is None)
+
+
+def test_170_a_checkpoint_and_a_session_know_how_many_completions_a_group_has(tmp_path: Path) -> None:
+    rewards = Rewards([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    sizes = {"num_generations": 2, "per_device_train_batch_size": 6}
+    trainer = make_trainer(tmp_path, rewards, max_steps=12, save_strategy="steps", save_steps=12, **sizes)
+    session = trl_replay.attach(trainer, replay_dry_run=True)
+    trainer.train()
+    found = estimate(tmp_path)
+    assert found.num_generations == 2
+    assert found.advice[0].change.startswith("Of two completions")
+    advice = session.explain().partition("what to change")[2].splitlines()
+    assert "Of two completions" in advice[1]
+    assert main(["estimate", str(tmp_path), "--num_generations", "1"]) != 0
+
+
 def test_too_short_a_log_is_not_told_that_there_is_nothing_to_change(tmp_path: Path, capsys: Any) -> None:
     log = [{"step": 10 * step, "frac_reward_zero_std": 0.996, "reward": 0.1} for step in range(1, 8)]
     (tmp_path / "log.json").write_text(json.dumps(log))

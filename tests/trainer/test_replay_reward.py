@@ -181,6 +181,8 @@ def test_the_dead_share_of_each_function_is_logged(tmp_path: Path) -> None:
     trainer.train()
     assert logged(trainer, "replay/dead_fraction/accuracy") == pytest.approx([2 / 3] * 3)
     assert logged(trainer, "replay/dead_fraction/length") == [0.0] * 3
+    assert logged(trainer, "replay/live_without/accuracy") == pytest.approx([2 / 3] * 3), "length differs"
+    assert logged(trainer, "replay/live_without/length") == [0.0] * 3
     alone = make_trainer(tmp_path / "alone", Rewards([LIVE, DEAD, DEAD]), max_steps=1)
     session = trl_replay.attach(alone)
     alone.train()

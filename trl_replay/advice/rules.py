@@ -102,6 +102,7 @@ class Rule:
         section (`str`): Page and anchor in docs/ of the measurement.
         signs (`tuple[Bound, ...]`): At least one of these holds, if there are any.
         options (`tuple[Option, ...]`): Settings that help; those in force are not told.
+        computed (`bool`): The evidence is arithmetic.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Rule:
     section: str
     signs: tuple[Bound, ...] = ()
     options: tuple[Option, ...] = ()
+    computed: bool = False
 
     def applies(self, facts: Facts) -> bool:
         """Tell whether it is time."""
@@ -121,7 +123,7 @@ class Rule:
         """Describe what was seen, what to change, and why."""
         signs = [sign for sign in self.signs or self.when[:1] if isinstance(sign, Bound) and sign.holds(facts)]
         seen = ", ".join(sign.measured(facts) for sign in signs).replace(NAME, facts.get(NAME, NAME).replace("'", ""))
-        evidence = f"Measured: {self.evidence} (docs/{self.section})"
+        evidence = f"{'Computed' if self.computed else 'Measured'}: {self.evidence} (docs/{self.section})"
         return Advice(seen, self.told(facts).replace("`", ""), evidence.replace("`", ""))
 
     def told(self, facts: Facts) -> str:
@@ -136,10 +138,16 @@ NAME = "NAME"
 OF_FUNCTION = f"replay/dead_fraction/{NAME}"
 """The largest share of groups in which one function that is not constant does not differ. 0 with one function, and
 where one of them counts; not known of a log of several functions without replay."""
+LIVE_WITHOUT = f"replay/live_without/{NAME}"
+"""The share of groups in which one function does not differ, and the sum does."""
+SUM_THERE = "dead groups among those that NAME scores"
+GENERATIONS, USUAL_SIZE = "num_generations", 8
+"""Completions of a group: of the trainer, and where it is not known."""
 WAS_LIVE = "steps with a live group"
 SILENT = "reward functions that never paid"
 UNSCORED = "steps without a reward"
-UNSOLVED = "failing groups, at most"
+UNSOLVED = "failing groups of 8, at most"
+"""Of another size those that would fail of 8 completions, at the same pass rate."""
 TOLD_APART = "dead groups told apart"
 """The log tells those that succeed from those that fail."""
 COUNTED = "steps with a dead group, or with an exact count"
@@ -174,6 +182,15 @@ RULES = (
         "hardly vary. Replay can't bring it back: go back to a checkpoint from before, with half the `learning_rate`.",
         "in the table, a run counts as collapsed if it ends below half of its best mean over 25 batches.",
         "evidence-defaults.md#all-tasks-one-table",
+    ),
+    Rule(
+        "two completions",
+        (Bound(GENERATIONS, least=1, most=2), Bound(DEAD_EXACT, least=0.5)),
+        "Of two completions that pass or fail, both do in half of the groups or more, however good the policy: raise "
+        "`num_generations` before you judge anything else, replay included.",
+        "at a pass rate of 8 %, 85 % of the groups of 2 are dead, and 51 % of the groups of 8.",
+        "when-replay-pays.md#the-rule",
+        computed=True,
     ),
     Rule(
         "fallen reward",
@@ -237,7 +254,7 @@ RULES = (
     ),
     Rule(
         "dead function",
-        (Bound(OF_FUNCTION, least=0.5), Bound(DEAD_EXACT, most=0.5)),
+        (Bound(OF_FUNCTION, least=0.5), Bound(SUM_THERE, most=0.5)),
         "Groups count as live because the sum of the rewards differs, also where NAME does not. If that is the "
         "function that you train for, give its name: `replay_reward`.",
         "on a lock with format and length terms, the defaults ended at an accuracy of 0.00, with the name at 0.59.",
@@ -420,7 +437,9 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     }
     if DEAD_EXACT in known:  # which a damaged log may lack
         solved = max(known[ALL_RIGHT], known[HIGHEST])
-        known[UNSOLVED] = max(known[DEAD_EXACT] - solved, known.get(LOWEST, 0.0))  # live groups may be all right, too
+        failing = max(known[DEAD_EXACT] - solved, known.get(LOWEST, 0.0))  # live groups may be all right, too
+        size = settings.get(GENERATIONS)
+        known[UNSOLVED] = failing ** (USUAL_SIZE / size) if is_number(size) and size >= 1 else failing
     dry_run = bool(settings.get("replay_dry_run")) or only_counted(last)
     known |= {WITHOUT_REPLAY: not attached or dry_run, "use_replay": attached, "replay_dry_run": dry_run}
     return [entry["step"] for entry in last], {**settings, **known}
@@ -451,20 +470,25 @@ def _derived(entries: Log, last: Log, settings: Mapping[str, Any], attached: boo
 
 def _of_functions(functions: Sequence[str], entries: Log, last: Log) -> dict[str, Any]:
     """Facts about reward functions that did not differ over groups where their sum did: those that do so at times, or
-    else those that never paid. One that is constant and pays may be a term that was learned."""
-    apart, silent = {}, []
+    else those that never paid. One that is constant and pays may be a term that was learned; one that alone scores
+    its groups differs where their sum does."""
+    apart: dict[str, tuple[float, float]] = {}
+    silent = []
     for name in functions:
         metric = OF_FUNCTION.replace(NAME, name)
         share, of_all, paid = mean(last, metric), mean(entries, metric), mean(last, f"rewards/{name}/mean")
-        if share is None or of_all is None or share < 0.5:
+        live = mean(last, LIVE_WITHOUT.replace(NAME, name))
+        if share is None or live is None or of_all is None or share < 0.5:
             continue
         pays = paid is None or paid > TINY
         if share < 1 or (of_all < 1 and not pays):
-            apart[name] = share
+            apart[name] = share, share - live
         elif of_all == 1 and not pays:
             silent.append(name)
+    apart = {name: shares for name, shares in apart.items() if shares[1] <= 0.5}
     if apart:
-        return {OF_FUNCTION: max(apart.values()), NAME: " or ".join(map(repr, apart))}
+        most, of_sum = map(max, zip(*apart.values(), strict=True))
+        return {OF_FUNCTION: most, SUM_THERE: of_sum, NAME: " or ".join(map(repr, apart))}
     return {SILENT: len(silent), NAME: " or ".join(map(repr, silent))} if silent else {}
 
 

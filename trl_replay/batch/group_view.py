@@ -190,19 +190,22 @@ def view(
     return replace(groups, dead=groups.dead | groups.alike)
 
 
-def dead_by_function(scored: torch.Tensor, names: Sequence[str], size: int) -> dict[str, float]:
-    """Return the metrics `replay/dead_fraction/NAME`: per reward function, the share of groups with equal rewards.
+def dead_by_function(scored: torch.Tensor, names: Sequence[str], weights: Floats, size: int) -> dict[str, float]:
+    """Return the metrics `replay/dead_fraction/NAME` and `replay/live_without/NAME`: per reward function, the share of
+    groups with equal rewards, and of those among them whose sum differs.
 
     Rows and groups that it did not score do not count. With one function there are no such metrics.
 
     Args:
         scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
         names (`Sequence[str]`): Of the functions, as TRL logs them.
+        weights (`(functions,)`): In the sum.
         size (`int`): Rows of a group.
     """
     if len(names) == 1:
         return {}
     rewards = _by_group(fetch({"rewards": scored.double()})["rewards"], size)
+    live = ~have_equal_rewards(rewards, weights)
     shares = {}
     for number, name in enumerate(names):
         of_function = rewards[..., [number]]
@@ -210,6 +213,7 @@ def dead_by_function(scored: torch.Tensor, names: Sequence[str], size: int) -> d
         if scored_groups.any():
             alike = have_equal_rewards(of_function[scored_groups], np.ones(1))
             shares[f"replay/dead_fraction/{name}"] = float(alike.mean())
+            shares[f"replay/live_without/{name}"] = float((alike & live[scored_groups]).mean())
     return shares
 
 

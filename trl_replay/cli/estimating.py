@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..base.validation import unusable
 from .command import Command
 from .tables import make_console, make_table
 
@@ -18,13 +19,19 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", type=Path, help="a run's output_dir, one of its checkpoints, or a file of its metrics"
     )
+    parser.add_argument(
+        "--num_generations", type=int, help="the trainer's, where no checkpoint with replay tells it; 8 if not given"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
     from ..advice.logged import SCALED_BY_BATCH
     from ..report.estimate import estimate
 
-    found = estimate(options.source)
+    size = options.num_generations
+    if size is not None and size < 2:
+        raise unusable("--num_generations", size, "give the trainer's, a number of at least 2")
+    found = estimate(options.source, size)
     console = make_console()
     console.print(make_table(found.source, ("", "mean over logged steps"), _facts(found)))
     if found.dry_run:
@@ -37,6 +44,8 @@ def _run(options: argparse.Namespace) -> int:
             "(logging_steps=1). A run with replay counts them."
         )
         console.print(SCALED_BY_BATCH, markup=False)
+    if found.advice and found.num_generations is None:
+        console.print("Groups are taken for 8 completions each: if they have others, give --num_generations.")
     console.print(
         f"\nWhat to change, by the {found.about}:" if found.advice else f"\nNo advice: {found.about}.", markup=False
     )

@@ -15,15 +15,16 @@ from ..advice.logged import (
     DEAD,
     DEAD_EXACT,
     Bounds,
+    Log,
     dead_bounds,
     is_number,
     only_counted,
     pays_0_or_1,
 )
-from ..advice.rules import Advice
+from ..advice.rules import GENERATIONS, Advice
 from ..errors import ReplayError
 from .inspection import advice_on, settings_of
-from .log import HOW_TO_MAKE_ONE, read_log
+from .log import HOW_TO_MAKE_ONE, STEPS, read_log
 
 
 class Step(NamedTuple):
@@ -48,6 +49,8 @@ class Estimate:
             1 / (1 − dead). None if all were dead.
         had_replay (`bool`): Replay was attached to the run.
         dry_run (`bool`): It replaced nothing (`replay_dry_run`).
+        num_generations (`int`, *optional*): Completions of a group: given, or of the checkpoint; None where it is not
+            known. The advice then takes 8.
         about (`str`): The steps that the advice is about, in words.
         advice (`list[Advice]`): What to change.
     """
@@ -59,15 +62,17 @@ class Estimate:
     bound: float | None
     had_replay: bool
     dry_run: bool
+    num_generations: int | None
     about: str
     advice: list[Advice]
 
 
-def estimate(source: str | Path) -> Estimate:
+def estimate(source: str | Path, num_generations: int | None = None) -> Estimate:
     """Estimate what replay could do for a run.
 
     Args:
-        source (`str` or `Path`): A run's `output_dir`, one of its checkpoints, or a `trainer_state.json`.
+        source (`str` or `Path`): A run's `output_dir`, one of its checkpoints, or a file of its metrics.
+        num_generations (`int`, *optional*): The trainer's, which its log does not tell.
 
     Raises:
         ReplayError: There is nothing to read, or it is no log of GRPO.
@@ -77,12 +82,12 @@ def estimate(source: str | Path) -> Estimate:
     labeled = pays_0_or_1([entry for entry in log if DEAD in entry])
     steps = [step for entry in log if (step := _logged(entry, labeled))]
     if not steps:
-        raise ReplayError(
-            f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO? TRL's "
-            f"AsyncGRPOTrainer does not log it without replay. To make a log: {HOW_TO_MAKE_ONE}."
-        )
+        raise ReplayError(_what_is_missing(path, log))
     dead = float(np.mean([step.dead for step in steps]))
-    about, advice = advice_on(log, settings_of(path))
+    settings = settings_of(path)
+    if num_generations is not None:
+        settings[GENERATIONS] = num_generations
+    about, advice = advice_on(log, settings)
     return Estimate(
         source=str(path),
         dead=dead,
@@ -91,8 +96,25 @@ def estimate(source: str | Path) -> Estimate:
         bound=1 / (1 - dead) if dead < 1 else None,
         had_replay=any(DEAD_EXACT in entry for entry in log),
         dry_run=only_counted(log),
+        num_generations=settings.get(GENERATIONS),
         about=about,
         advice=advice,
+    )
+
+
+def _what_is_missing(path: Path, log: Log) -> str:
+    """Say why a log can't be used, by what it has."""
+    told = [entry for entry in log if is_number(entry.get(DEAD)) or is_number(entry.get(DEAD_EXACT))]
+    if told:
+        return (
+            f"{path} tells no step of its shares of dead groups: name the column {STEPS[0]!r} (or one of "
+            f"{', '.join(STEPS[1:])})."
+        )
+    names = list(dict.fromkeys(str(name) for entry in log for name in entry))
+    has = f"It has {', '.join(names[:8])}{' …' if len(names) > 8 else ''}. " if names else ""
+    return (
+        f"{path} says nothing about dead groups: {DEAD!r} was never logged. {has}Is it a run of GRPO? TRL's "
+        f"AsyncGRPOTrainer does not log it without replay. To make a log: {HOW_TO_MAKE_ONE}."
     )
 
 

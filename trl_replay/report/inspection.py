@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..advice.logged import DEAD_EXACT, Log
-from ..advice.rules import Advice, advise
+from ..advice.rules import GENERATIONS, Advice, advise
 from ..checkpoint import format as saved
 from ..checkpoint.save_id import FOLDER
 from ..data.types import Floats
@@ -75,13 +75,14 @@ def inspect(checkpoint: str | Path, shown: int = GROUPS_SHOWN) -> dict[str, Any]
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    """Return the settings of the run whose checkpoint this is, or whose newest complete one is in this folder; none
-    where no buffer was saved, or where it can't be read."""
+    """Return the settings of the run whose checkpoint this is, or whose newest complete one is in this folder, with
+    its `num_generations`; none where no buffer was saved, or where it can't be read."""
     checkpoint = buffer_in(run)
     if not (checkpoint / FOLDER).is_dir():
         return {}
     try:
-        return dict(saved.read_all(checkpoint)[0].session["settings"])
+        state = saved.read_all(checkpoint)[0]
+        return {**state.session["settings"], GENERATIONS: state.identity.num_generations}
     except CheckpointError:
         return {}
 
@@ -90,7 +91,7 @@ def advice_on(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]
     """Return which steps advice is about, in words, and what to change in a run with these settings; without any, in
     one with the defaults."""
     about, found = advise(log, {**ReplayConfig().to_dict(), **settings})
-    if not settings and any(DEAD_EXACT in entry for entry in log):
+    if not settings.keys() - {GENERATIONS} and any(DEAD_EXACT in entry for entry in log):
         about += ", by default settings, since the run's are not known"
     return about, found
 

@@ -15,8 +15,12 @@ from ..checkpoint.save_id import FOLDER, TRAINER_STATE
 from ..errors import ReplayError
 
 HOW_TO_MAKE_ONE = "json.dump(trainer.state.log_history, open('log.json', 'w')) after training"
-STEPS = ("step", "train/global_step", "global_step", "_step", "Step")
-"""Names of the step in trainers' and trackers' logs."""
+STEPS = ("step", "train/global_step", "global_step", "global_step/max_steps", "_step", "Step")
+"""Names of the step in trainers' and trackers' logs; ms-swift's is a text, `"9/547"`."""
+RUN = " - "
+"""In a chart of W&B, between the name of a run and that of a metric."""
+SPREAD = ("__MIN", "__MAX")
+"""Endings of a chart's columns beside a metric's own."""
 
 
 def newest(path: Path) -> Path:
@@ -74,12 +78,22 @@ def _entries(path: Path) -> list[Any]:
     text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin a file with a byte-order mark
     ending = path.suffix.lower()
     if ending == ".csv":
-        return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(text.splitlines())]
+        return _of_table(text.splitlines())
     if ending == ".json":
         return _of_json(text)
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return _of_json(text)
     return _of_lines(text.splitlines())
+
+
+def _of_table(lines: Sequence[str]) -> list[Any]:
+    """The entries of a table with a column a metric: a tracker's, or one of its charts, of one run."""
+    table = csv.DictReader(lines)
+    names = {column: column.rpartition(RUN)[2] for column in table.fieldnames or () if not column.endswith(SPREAD)}
+    runs = {column.rpartition(RUN)[0] for column in names if RUN in column}
+    if len(runs) > 1:
+        raise ReplayError(f"This chart has several runs ({', '.join(sorted(runs))}): export it with one of them.")
+    return [{name: _number(row[column]) for column, name in names.items()} for row in table]
 
 
 def _of_json(text: str) -> list[Any]:
@@ -105,8 +119,13 @@ def _number(text: str | None) -> float | None:
         return None
 
 
+def _step(value: Any) -> Any:
+    """A step as a number, where a text tells it before the number of all steps."""
+    return _number(value.partition("/")[0]) if isinstance(value, str) else value
+
+
 def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry with the names that the trainer logs."""
-    steps = [entry[name] for name in STEPS if entry.get(name) is not None]
+    steps = [_step(entry[name]) for name in STEPS if entry.get(name) is not None]
     plain = {str(name).removeprefix("train/"): value for name, value in entry.items() if value is not None}
     return {**plain, "step": steps[0]} if steps else plain

@@ -21,7 +21,7 @@ from ..advice.logged import (
     points,
     steps,
 )
-from ..advice.rules import DEAD_AFTER, REPLACED
+from ..advice.rules import DEAD_AFTER, GENERATIONS, REPLACED
 from ..base.files import replacing
 from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
@@ -78,7 +78,8 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None, reward: str 
     measure = measure_of([run], reward) if reward or run.counts else Measure(SUM, SUM, given=False)
     charts = _charts_of_log(log, acted, dead, run, measure)
     defaults = ReplayConfig().to_dict()
-    about, advice = advice_on(log, settings)
+    size = {} if buffer is None else {GENERATIONS: buffer["num_generations"]}
+    about, advice = advice_on(log, {**settings, **size})
     changed = {
         name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
     }
