@@ -156,10 +156,10 @@ class Stock:
         if self.model and "beta" in case.training:
             training["model"] = AutoModelForCausalLM.from_pretrained(self.model)
         trainer = make_trainer(folder, Rewards(*case.rewards), **{**case.training, **training})
-        counted = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
         session = None if replay is None else trl_replay.attach(trainer, **replay)
         if session is not None and case.paused:
             session.pause()
+        counted = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
         trainer.train()
         log = [
             {key: value for key, value in entry.items() if not key.startswith("replay/") and not key.endswith(OF_TIME)}

@@ -116,12 +116,15 @@ class Interrupt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-class Forwards:
-    """Counts a model's forwards, with and without gradients."""
+class Forwards(TrainerCallback):
+    """Counts a model's forwards, with and without gradients; as a callback, from the beginning of training."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.counts: Counter[str] = Counter()
         model.register_forward_hook(self)
+
+    def on_train_begin(self, *given: Any, **named: Any) -> None:
+        self.counts.clear()
 
     def __call__(self, module: Any, inputs: Any, output: Any) -> None:
         self.counts["grad" if torch.is_grad_enabled() else "no grad"] += 1

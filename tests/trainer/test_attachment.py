@@ -17,7 +17,7 @@ import pytest
 import torch
 from replaying import build
 from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, weights_hash
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOConfig
 
 import trl_replay
@@ -198,18 +198,38 @@ def test_a_config_object_and_keywords_mean_the_same(trainer: Any) -> None:
     assert config.replay_buffer_size == 64, "the user's object is not changed"
 
 
-def positioned(tokenizer: Any) -> Any:
-    config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64, resid_pdrop=0.0,
-                        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=1, pad_token_id=0)  # fmt: skip
-    return GPT2LMHeadModel(config)
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+MODELS: dict[str, tuple[dict[str, Any], bool]] = {
+    "gpt2": ({"n_embd": 32, "n_layer": 1, "n_head": 2}, True),
+    "xglm": ({"d_model": 32, "num_layers": 1, "attention_heads": 2, "ffn_dim": 64, "dropout": 0.0}, True),
+    "biogpt": (SIZES, True),
+    "opt": ({**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32}, False),  # it takes positions from the mask
+    "bloom": ({"hidden_size": 32, "n_layer": 1, "n_head": 2}, False),
+    "qwen2": ({**SIZES, "num_key_value_heads": 1}, False),
+}
+"""The sizes of a tiny model of each kind, and whether its log-probs change with the padding."""
 
 
-def test_a_model_whose_log_probs_depend_on_more_than_its_tokens_is_warned_of_once(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), model=positioned(make_tokenizer()))
-    with pytest.warns(UserWarning, match="learned absolute positions") as caught:
+@pytest.mark.parametrize("kind", MODELS)
+def test_171_a_model_whose_log_probs_change_with_the_padding_is_warned_of_once(tmp_path: Any, kind: str) -> None:
+    tokenizer = make_tokenizer()
+    settings, changes = MODELS[kind]
+    config = AutoConfig.for_model(
+        kind, vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=1, pad_token_id=0, **settings
+    )
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), model=AutoModelForCausalLM.from_config(config), max_steps=1)
+    trainer.model.train()
+    trainer.model.get_input_embeddings().eval()  # as a user has frozen it
+    modes = [module.training for module in trainer.model.modules()]
+    state = torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         trl_replay.attach(trainer)
-    assert len(caught) == 1
-    trainer.train()  # warnings are errors: a second one would fail here
+    assert sum("learned absolute positions" in str(one.message) for one in caught) == changes
+    assert [module.training for module in trainer.model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    if kind == "gpt2":
+        trainer.train()  # warnings are errors: a second one would fail here
 
 
 @pytest.mark.parametrize(

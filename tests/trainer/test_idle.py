@@ -65,8 +65,8 @@ def test_replay_adds_no_forward_of_the_policy_or_the_reference(
     training = {**LAYOUTS[layout], "max_steps": 4, "max_completion_length": 4, "learning_rate": 0.0}
     for replay in (None, *settings):
         trainer = make_trainer(tmp_path, Rewards(*SCRIPT), **training)
-        forwards = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
         session = None if replay is None else trl_replay.attach(trainer, **replay)
+        forwards = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
         trainer.train()
         assert session is None or session.totals.counters["replaced"] > 0
         counts.append([forward.counts for forward in forwards])

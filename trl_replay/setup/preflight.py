@@ -13,6 +13,7 @@ from ..buffer.rate_limiter import slots_within
 from ..errors import RefusedError
 from ..protocols import Scope
 from .components import Components
+from .padding_trial import changes_with_padding
 from .settings import Settings
 
 TOKEN_BYTES = 6
@@ -223,11 +224,12 @@ def _untested_with_unsloth(trainer: Any) -> Iterator[str]:
 
 def misgivings(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
     """Yield what the user should know of this trainer, though it can be trained."""
-    if any(name.endswith("wpe") for name, _ in trainer.model.named_modules()):
+    if changes_with_padding(trainer):
         yield (
-            "The model has learned absolute positions (wpe), and TRL pads prompts on the left without position ids: "
-            "the log-probs of a row change with the width of its batch, so that replay's importance ratios are only "
-            "approximate. Prompts of one length, or a model with rotary positions, avoid this."
+            "The model has learned absolute positions, or reads the padding before a prompt, and TRL pads prompts on "
+            "the left without position ids: the log-probs of a row change with the width of its batch, so that "
+            "replay's importance ratios are only approximate. Prompts of one length, or a model with rotary "
+            "positions, avoid this."
         )
     sampled_in = compat.engine_dtype(trainer)
     if sampled_in is not None and sampled_in.itemsize < trainer.model.dtype.itemsize and not compat.autocasts(trainer):

@@ -245,6 +245,7 @@ class Cases:
             **{"max_steps": LAST, "trainer_class": Whole, **OPTIMIZER, **model, **settings},
         )  # fmt: skip
         self.forwards = Forwards(trainer.model)
+        trainer.add_callback(self.forwards)
         return trainer
 
     def run(self, case: str, trainer: Any, resume: str | None = None, **replay: Any) -> dict[str, Any]:
