@@ -19,6 +19,11 @@ TEMPLATE = (
     "{{ '<bos>' }}{% for m in messages %}{{ '<turn>' + m['role'] + ' ' + m['content'] + '<end>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<turn>assistant ' }}{% endif %}"
 )
+ENDS_WHOLE = TEMPLATE.replace("{% endif %}", "{% else %}<eos>{% endif %}")
+"""As Phi's: a conversation that goes on in no answer ends with a token of its own."""
+SAID = "' + ('<think>said ' if m['role'] == 'assistant' else ' ') + m['content']"
+NAMES_CHANNEL = TEMPLATE.replace(" ' + m['content']", SAID).replace("<turn>assistant '", "<turn>assistant'")
+"""As that of gpt-oss: special tokens stand between what asks for an answer and the answer."""
 QUESTION = [{"role": "user", "content": "1="}]
 KNOWS_ENDS = Version("1.14") <= TRL
 """TRL stops at every token that the model's generation config names."""
@@ -43,9 +48,12 @@ def chat_tokenizer() -> Any:
     return tokenizer
 
 
-def chat_trainer(folder: Path, ends: bool = True, prompt: Any = QUESTION, **settings: Any) -> Any:
+def chat_trainer(
+    folder: Path, ends: bool = True, prompt: Any = QUESTION, template: str = TEMPLATE, **settings: Any
+) -> Any:
     """A trainer whose dataset is `prompt`, and whose rewards are 0; `ends`: its model stops at the end of a turn."""
     tokenizer = chat_tokenizer()
+    tokenizer.chat_template = template
     if ends and not KNOWS_ENDS:
         tokenizer.eos_token = "<end>"
     model = make_model(tokenizer)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chat import QUESTION, attached, chat_trainer, stored, tool_trainer
+from chat import ENDS_WHOLE, NAMES_CHANNEL, QUESTION, attached, chat_trainer, stored, tool_trainer
 from releases import since
 from support import DEAD, LIVE, Rewards, record
 from teacher import rows, rows_of
@@ -37,6 +37,18 @@ def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_
     steps = record(session)
     session.trainer.train()
     assert any(ids.tolist()[:2] == [8, 5] for _, after in steps for ids in after["completion_ids"]), "it is trained on"
+
+
+@since("1.14", "the model's own end tokens")
+@pytest.mark.parametrize(("template", "before"), [(ENDS_WHOLE, ""), (NAMES_CHANNEL, "<think>said ")])
+def test_154_what_a_template_puts_around_an_answer_is_that_answers(tmp_path: Path, template: str, before: str) -> None:
+    trainer = chat_trainer(tmp_path, template=template, max_completion_length=20)
+    session = attached(trainer)
+    assert session.buffer.add(rows_of(QUESTION, said("1", "2<end>", "3", "4"), REWARDS)) == 1
+    assert stored(session) == [f"{before}{text}<end>" for text in "1234"]
+    text = trainer.processing_class.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    assert session.buffer.add(rows_of(text, list("1234"), REWARDS)) == 1
+    assert stored(session, 1) == [f"{text}<end>" for text in "1234"], "the text is all that was said"
 
 
 @since("1.14", "the model's own end tokens")

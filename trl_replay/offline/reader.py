@@ -240,7 +240,9 @@ def _gathered(session: Session, sources: Sequence[Source], tokens: Tokens, tally
     logged = LoggedPrompts(session, tokens)
     for index, source in enumerate(sources):
         metadata = json.dumps(source.metadata, sort_keys=True)
-        tasks = tasks_of.setdefault(metadata, FileTasks(trainer, session.components.tasks, source.metadata))
+        if metadata not in tasks_of:
+            tasks_of[metadata] = FileTasks(trainer, session.components.tasks, source.metadata)
+        tasks = tasks_of[metadata]
         same_tokenizer = source.metadata.get(FINGERPRINT) in (None, compat.tokenizer_fingerprint(trainer))
         for number, given in enumerate(source.rows):
             label = f"Row {number} of {source.name}"

@@ -75,16 +75,17 @@ def read_sources(source: Any, columns: Mapping[str, str], functions: Sequence[st
 def _given(source: Any) -> Any:
     """Return the rows of what is no file."""
     import pandas
+    import pyarrow
 
     try:
         if isinstance(source, pandas.DataFrame):
             _named_once((name, None) for name in source.columns)
-            return source.astype(object).where(source.notna(), None).to_dict("records")
-        if hasattr(source, "to_pylist"):  # of pyarrow
+            source = pyarrow.Table.from_pandas(source, preserve_index=False)
+        if isinstance(source, pyarrow.Table):
             _named_once((name, None) for name in source.column_names)
             return source.to_pylist()
-    except ValueError as error:
-        raise ReplayError(f"{GIVEN} can't be read: {error}.") from None
+    except ValueError as error:  # of pyarrow, too: columns of mixed types
+        raise ReplayError(f"{GIVEN} can't be read: {error}.") from error
     if not isinstance(source, Iterable) or isinstance(source, Mapping):
         raise ReplayError(f"{source!r} can't be read: give a path, or rows as mappings.")
     return source

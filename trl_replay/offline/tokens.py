@@ -44,8 +44,10 @@ class Tokens:
         self._trainer = trainer
         self._tokenizer = compat.tokenizer(trainer)
         self._stops = frozenset(compat.stop_ids(trainer))
+        self._special = frozenset(self._tokenizer.all_special_ids)
         self._added = frozenset(self._tokenizer.get_added_vocab().values())
         self._most = trainer.max_completion_length
+        self._last: tuple[str, list[int]] = "", []
 
     def prompt(self, prompt: Any) -> list[int]:
         """Return the ids of a text, or of messages in the trainer's chat template.
@@ -53,6 +55,12 @@ class Tokens:
         Raises:
             ReplayError: An environment adds what the file does not tell.
         """
+        key = json.dumps(prompt, default=str)
+        if self._last[0] != key:  # rows of a prompt often lie next to each other
+            self._last = key, self._of_prompt(prompt)
+        return self._last[1]
+
+    def _of_prompt(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return self._begun_once(prompt)
         if compat.has_environments(self._trainer):
@@ -68,7 +76,7 @@ class Tokens:
         Raises:
             RowError: The trainer could not have made it.
         """
-        opening = self._of_text(self._opening)
+        opening = self._opening
         in_turns = not isinstance(prompt, str) or (opening and list(prompt_ids[-len(opening) :]) == opening)
         end = self.ending if in_turns else [self._tokenizer.eos_token_id]
         if isinstance(completion, str):
@@ -84,12 +92,8 @@ class Tokens:
     def ending(self) -> list[int]:
         """What the chat template puts after an answer, as far as the model says it; the tokenizer's end token where
         there is no template, or it puts nothing."""
-        try:
-            text = compat.rendered(self._trainer, [QUESTION, {"role": "assistant", "content": ANSWER}], False)
-        except Exception:  # no template, or one that wants other messages
-            text = ""
-        _, _, after = text.rpartition(ANSWER)
-        return self._up_to_end(self._of_text(after) if ANSWER in text else []) or [self._tokenizer.eos_token_id]
+        _, after = self._around
+        return self._up_to_end(self._of_text(after)) or [self._tokenizer.eos_token_id]
 
     @property
     def ends_turns(self) -> bool:
@@ -97,14 +101,34 @@ class Tokens:
         return self.ending[-1] in self._stops
 
     @cached_property
-    def _opening(self) -> str:
-        """What the chat template puts before an answer."""
+    def _opening(self) -> list[int]:
+        """The ids of what the chat template puts before an answer that is to come."""
         try:
             asked = compat.rendered(self._trainer, [QUESTION], False)
             opened = compat.rendered(self._trainer, [QUESTION], True)
+        except Exception:  # no template, or one that wants other messages
+            return []
+        if opened.startswith(asked):
+            return self._of_text(opened.removeprefix(asked))
+        return self._of_text(opened.rpartition(QUESTION["content"])[2])  # a template that ends a whole conversation
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        """What the chat template puts between its opening and an answer, and after that."""
+        try:
+            opened = compat.rendered(self._trainer, [QUESTION], True)
+            text = compat.rendered(self._trainer, [QUESTION, {"role": "assistant", "content": ANSWER}], False)
         except Exception:  # as above
-            return ""
-        return opened.removeprefix(asked) if opened.startswith(asked) else ""
+            return "", ""
+        before, said, after = text.rpartition(ANSWER)
+        return (before.removeprefix(opened) if before.startswith(opened) else "", after) if said else ("", "")
+
+    @cached_property
+    def _heading(self) -> list[int]:
+        """The ids of what the chat template puts between its opening and an answer, if these are special ones: no text
+        can hold them."""
+        ids = self._of_text(self._around[0])
+        return ids if self._special.intersection(ids) else []
 
     def _of_text(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -138,17 +162,15 @@ class Tokens:
         return ids[: stops[0] + 1]
 
     def _up_to_end(self, ids: list[int]) -> list[int]:
-        """Return the ids up to the last one that ends a turn; for a template whose end is none of the trainer's, up to
-        the last special one."""
-        for ends in (self._stops, frozenset(self._tokenizer.all_special_ids)):
-            places = [place for place, token in enumerate(ids) if token in ends]
-            if places:
-                return ids[: places[-1] + 1]
-        return []
+        """Return the ids up to the first one that ends a turn; for a template whose end is none of the trainer's, up
+        to the last special one."""
+        stops = [place for place, token in enumerate(ids) if token in self._stops]
+        special = [place for place, token in enumerate(ids) if token in self._special]
+        return ids[: (stops[:1] or special[-1:] or [-1])[0] + 1]
 
     def _closed(self, ids: list[int], end: Sequence[int]) -> list[int]:
-        """Return the ids with an end, unless they have one."""
-        has_end = ids[-1:] and (ids[-1] in self._stops or ids[-len(end) :] == list(end))
+        """Return the ids with an end, unless they have one: of the trainer's, or of the template's for such a turn."""
+        has_end = ids[-1:] and (ids[-1] in self._stops | self._special or ids[-len(end) :] == list(end))
         return ids if has_end else [*ids, *end]
 
     def _fitting(self, ids: list[int], end: Sequence[int]) -> list[int]:
@@ -185,7 +207,7 @@ class Tokens:
         """Return the ids of one message of the model: its text as it is or, with reasoning or calls of tools beside
         it, what the chat template makes of them."""
         if not any(message.get(name) for name in WORDS):
-            return self._one_turn(self._begun(before, self._of_text(_text(message))))
+            return self._one_turn([*self._heading, *self._begun(before, self._of_text(_text(message)))])
         try:
             text = compat.rendered(self._trainer, [QUESTION, message], False)
             opened = compat.rendered(self._trainer, [QUESTION], True)
@@ -198,7 +220,9 @@ class Tokens:
             if words.strip() not in said:
                 raise RowError(f"the chat template leaves out its {name}")
         ids = self._of_text(said)
-        return self._one_turn(self._up_to_end(ids) or ids)
+        ended = ids if self._stops.intersection(ids) else self._up_to_end(ids)
+        rest = self._tokenizer.decode(ids[len(ended) :])
+        return self._one_turn(ids if rest.strip() else ended)  # a template may put no end after such a turn
 
     def _between(self, messages: Sequence[Any], end: list[int]) -> list[int]:
         """Return the ids of what stands between two turns of the model, the beginning of the second one included."""
