@@ -178,8 +178,9 @@ def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_
 
 def as_verifiers(message: dict[str, Any]) -> dict[str, Any]:
     """As verifiers and prime-rl write it: calls as JSON, without the outer mapping; tools by the number of a call."""
-    if message["role"] == "tool":
-        return {"role": "tool", "tool_call_id": "call_0", "content": message["content"]}
+    if message["role"] == "tool":  # some releases write no number
+        number = {"tool_call_id": "call_0"} if message["content"].startswith("a") else {}
+        return {"role": "tool", **number, "content": message["content"]}
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     flat = [json.dumps({"id": "call_0", **call, "arguments": json.dumps(call["arguments"])}) for call in calls]
     return {**message, "tool_calls": flat or None}
@@ -218,6 +219,30 @@ def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(
     assert session.buffer.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS])) == 1
     (counted,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
     assert reason in counted
+
+
+def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path: Path) -> None:
+    """As verifiers writes them: with a reward of 0."""
+    session = attached(chat_trainer(tmp_path))
+    failed = rows_of(QUESTION, [[], None, said("1")[0]], [0.0] * 3)
+    failed[2]["error"] = {"error": "TimeoutError"}
+    made = [*failed, *({**row, "error": None} for row in rows_of(QUESTION, said(*"2345"), REWARDS))]
+    assert session.buffer.add(made) == 1
+    assert stored(session)[0].startswith("2")
+    reasons = {reason: count for reason, count in session.totals.reasons.items() if reason.startswith("a row")}
+    assert reasons == {
+        "a row was refused: it has no completion": 2,
+        "a row was refused: its rollout failed (error)": 1,
+    }
+
+
+def test_156_a_row_that_its_file_calls_cut_off_gets_no_end(tmp_path: Path) -> None:
+    session = attached(chat_trainer(tmp_path, mask_truncated_completions=True))
+    made = rows_of(QUESTION, said(*"1234"), REWARDS)
+    made[3]["is_truncated"] = True
+    assert session.buffer.add(made) == 1
+    assert stored(session) == ["1<end>", "2<end>", "3<end>", "4"]
+    assert session.buffer.table.row_items.tolist()[0][3] == 0
 
 
 def test_155_ids_of_several_turns_without_a_mask_are_refused(tmp_path: Path) -> None:

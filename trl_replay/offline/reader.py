@@ -24,7 +24,7 @@ from .file_tasks import TASK, UNKNOWN, FileTasks
 from .logged import LoggedPrompts
 from .schema import FINGERPRINT, MASKS, TOKENS, Row, checked, has_images, lacks_reward, reward_columns
 from .sources import Source, read_sources, source_name
-from .tokens import SEVERAL, RowError, Tokens, has_turns
+from .tokens import EMPTY, FAILED, SEVERAL, RowError, Tokens, has_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +253,7 @@ def _gathered(session: Session, sources: Sequence[Source], tokens: Tokens, tally
                 task, group = tasks.of(row), row.get("group")
                 key = [task, row["prompt"]] if group is None else [f"file {index}", group]
                 one = gathered[json.dumps(key, sort_keys=True, default=str)]
+                _refuse_failed(row, trainer)
                 prompt, completion, fields = _token_ids(row, tokens, same_tokenizer)
             except RowError as reason:
                 one.lacks = True
@@ -264,6 +265,20 @@ def _gathered(session: Session, sources: Sequence[Source], tokens: Tokens, tally
                 _refuse_another_task(row, one.members[0].row, label)
             one.members.append(Member(label, row, tasks, task, prompt, completion, fields))
     return list(gathered.values())
+
+
+def _refuse_failed(row: Row, trainer: Any) -> None:
+    """Refuse a row of a rollout that gave nothing, or failed: its reward is none of the model's.
+
+    Raises:
+        RowError: It is one.
+    """
+    completion = row["completion"]
+    if completion is None or (not isinstance(completion, str) and not len(completion)):
+        raise RowError(EMPTY)
+    columns = getattr(trainer.train_dataset, "column_names", None) or ()
+    if row.get("error") and "error" not in columns:
+        raise RowError(FAILED)
 
 
 def _refuse_another_task(row: Row, first: Row, label: str) -> None:
@@ -302,7 +317,8 @@ def _token_ids(
         _move_mask(fields)
     else:
         prompt = tokens.prompt(row["prompt"])
-        completion, tool_mask = tokens.completion(row["prompt"], prompt, row["completion"])
+        cut_off = bool(row.get("is_truncated"))
+        completion, tool_mask = tokens.completion(row["prompt"], prompt, row["completion"], cut_off)
         if tool_mask is not None:
             fields["tool_mask"] = np.array(tool_mask, np.float32)
     return np.asarray(prompt).astype(np.int32), np.asarray(completion).astype(np.int32), fields

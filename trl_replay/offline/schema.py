@@ -67,7 +67,8 @@ def checked(row: Any, label: str, vocabulary: int) -> Row:
 
 def _refuse_lacking(row: Row, label: str) -> None:
     """Refuse a row without texts; a NaN reward is named as such."""
-    missing = [name for name in ("prompt", "completion") if row.get(name) is None]
+    missing = ["prompt"] if row.get("prompt") is None else []
+    missing += [] if "completion" in row else ["completion"]  # null where a rollout failed
     if missing:
         raise ReplayError(
             f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}. If that is another column, name "
@@ -89,7 +90,8 @@ def _names_functions(row: Row) -> bool:
 def _fault(name: str, value: Any, vocabulary: int) -> str | None:
     """Return the fault in a column's value, if its kind is wrong."""
     if name in ("prompt", "completion"):
-        return _text_fault(value)
+        is_none = name == "completion" and isinstance(value, list | np.ndarray) and not len(value)
+        return None if is_none else _text_fault(value)
     if name in ("reward", "advantage") or name.startswith("reward/"):
         if not are_numbers(value, 0):
             return "is no number"

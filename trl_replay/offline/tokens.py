@@ -19,6 +19,8 @@ WORDS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "tool_
 GOES_ON = "its text goes on after the end of a turn"
 BEGINS = "its messages do not begin with the assistant's"
 SEVERAL = "it has several turns, and no tool_mask tells which of its completion_ids the model said"
+EMPTY = "it has no completion"
+FAILED = "its rollout failed (error)"
 TWICE = "two of the assistant's messages follow each other"
 
 
@@ -70,8 +72,8 @@ class Tokens:
             )
         return compat.templated(self._trainer, cleaned(prompt))
 
-    def completion(self, prompt: Any, prompt_ids: Sequence[int], completion: Any) -> Completion:
-        """Return the ids of a text or of messages, with an end where there is room for it.
+    def completion(self, prompt: Any, prompt_ids: Sequence[int], completion: Any, cut_off: bool = False) -> Completion:
+        """Return the ids of a text or of messages, with an end where there is room for it, and it was not `cut_off`.
 
         Raises:
             RowError: The trainer could not have made it.
@@ -81,8 +83,10 @@ class Tokens:
         end = self.ending if in_turns else [self._tokenizer.eos_token_id]
         if isinstance(completion, str):
             ids = self._begun(prompt_ids, self._of_text(completion))
-            return Completion(self._fitting(self._one_turn(ids), end), None)
-        return self._of_messages(prompt_ids, cleaned(completion), end)
+            made = Completion(self._one_turn(ids), None)
+        else:
+            made = self._of_messages(prompt_ids, cleaned(completion), end)
+        return made if cut_off else self._fitting(made, end)
 
     def is_cut_off(self, ids: Any) -> bool:
         """Tell whether a completion has no end, as TRL does where it masks such rows."""
@@ -173,10 +177,13 @@ class Tokens:
         has_end = ids[-1:] and (ids[-1] in self._stops | self._special or ids[-len(end) :] == list(end))
         return ids if has_end else [*ids, *end]
 
-    def _fitting(self, ids: list[int], end: Sequence[int]) -> list[int]:
-        """Return the ids with an end, if there is room for it."""
-        closed = self._closed(ids, end)
-        return ids if self._most is not None and len(closed) > self._most else closed
+    def _fitting(self, made: Completion, end: Sequence[int]) -> Completion:
+        """Return a completion with an end, if there is room for it."""
+        closed = self._closed(made.ids, end)
+        if self._most is not None and len(closed) > self._most:
+            return made
+        added = len(closed) - len(made.ids)
+        return Completion(closed, made.tool_mask and [*made.tool_mask, *[1] * added])
 
     def _of_messages(self, prompt_ids: Sequence[int], messages: Sequence[Any], end: list[int]) -> Completion:
         """Build the turns of a conversation as the trainer builds its own: what tools, users, and environments say in
@@ -199,9 +206,7 @@ class Tokens:
                 turn = self._between(run, end)
             ids += turn
             mask += [int(said)] * len(turn)
-        whole = self._fitting(ids, end)
-        mask += [1] * (len(whole) - len(ids))
-        return Completion(whole, mask if len(turns) > 1 else None)
+        return Completion(ids, mask if len(turns) > 1 else None)
 
     def _model_turn(self, before: Sequence[int], message: Mapping[str, Any], end: list[int]) -> list[int]:
         """Return the ids of one message of the model: its text as it is or, with reasoning or calls of tools beside
@@ -253,15 +258,19 @@ def cleaned(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """
     made: list[dict[str, Any]] = []
     names: dict[Any, str] = {}
+    called: list[str] = []  # and not answered so far
     for message in messages:
         kept = {name: value for name, value in message.items() if value is not None}
         if kept.get("tool_calls") is not None and len(kept["tool_calls"]):
             kept["tool_calls"] = list(map(_call, kept["tool_calls"]))
             names |= {call.get("id"): call["function"]["name"] for call in kept["tool_calls"]}
+            called = [call["function"]["name"] for call in kept["tool_calls"]]
         else:
             kept.pop("tool_calls", None)
-        if kept.get("role") == "tool" and "name" not in kept and kept.get("tool_call_id") in names:
-            kept["name"] = names[kept["tool_call_id"]]
+        if kept.get("role") == "tool":
+            in_turn = called.pop(0) if called else None
+            name = names.get(kept["tool_call_id"]) if "tool_call_id" in kept else in_turn
+            kept |= {"name": name} if name is not None and "name" not in kept else {}
         kept.setdefault("content", "")
         made.append(kept)
     return made
