@@ -138,7 +138,8 @@ def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit()
 def test_entries_of_a_solved_prompt_leave() -> None:
     buffer, tally = buffer_of(retire_passes=2), Tally()
     buffer.extend(make_groups([LIVE, LIVE]))
-    buffer.rules.success.note(np.array([0.0, 1.0]))
+    rewards = np.array([0.0, 1.0])
+    buffer.rules.success.note(rewards, np.abs(rewards))
     assert buffer.observe([make_groups([LIVE, [1.0, 1.0, 0.0, 0.0]])], tally).tolist() == [1]
     assert list(buffer) == [0]
     assert (tally.retired, tally.generated, tally.dead) == (1, 2, 0)
