@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay.base import transfer
-from trl_replay.buffer import candidates
+from trl_replay.batch import candidates
 from trl_replay.testing import make_trainer
 
 
