@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from replaying import Watch, build, check_batches, check_losses
-from support import DEAD, HALF, LIVE, Rewards, record
+from support import DEAD, HALF, LIVE, Rewards, logged, record
 
 import trl_replay
 from trl_replay import HookError, ResultError, hookimpl
@@ -74,6 +74,26 @@ def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_deno
         assert masked == [int(length) % 3 == 0 for length in of_step]
     assert session.metrics["replay/masked_rows_fraction"] > 0
     assert not session.buffer.table.row_masked.any(), "what a plan masks is stored as it was generated"
+
+
+@pytest.mark.parametrize("way", ["masked", "silent", "advantages"])
+def test_172_a_plan_that_leaves_nothing_to_train_on_is_told(tmp_path: Path, way: str) -> None:
+    """Of the last batches one group is live, and two are filled."""
+
+    def nothing(plan: Any) -> None:
+        setattr(plan, way, np.zeros_like(plan.advantages) if way == "advantages" else np.ones_like(plan.masked))
+
+    with plugin(plan=nothing):
+        trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [LIVE, DEAD, DEAD]), max_steps=4)
+        session = trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
+        trainer.train()
+    assert logged(trainer, "grad_norm") == [0.0] * 4
+    assert logged(trainer, "replay/dead_fraction_after") == [1.0] * 4
+    muted = 0.0 if way == "advantages" else 1.0
+    assert logged(trainer, "replay/masked_rows_fraction") == [muted] * 4
+    reason = "a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the plugin"
+    assert session.totals.reasons[f"{reason} 'mine'"] == 12
+    assert f"12 x {reason}" in session.explain()
 
 
 @pytest.mark.parametrize("iterations", ["same", "replay"])

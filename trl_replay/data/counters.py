@@ -46,6 +46,7 @@ class Tally:
         size, tasks, bytes (`float`): Entries of the buffer after this batch, the tasks that they are of, and bytes.
         entries, rows (`float`): Entries that gave a row; rows that they gave.
         masked (`float`): Masked rows of other groups.
+        muted (`float`): Masked and silent rows of all groups but dead ones that stay as they are.
         iterated (`float`): Groups drawn in iterations 2 and up.
         lost (`float`): Live groups that can't be stored, since the loss did not see all of their rows.
         age, uses, score (`float`): Sums over the entries that gave a row.
@@ -73,6 +74,7 @@ class Tally:
     entries: float = 0
     rows: float = 0
     masked: float = 0
+    muted: float = 0
     iterated: float = 0
     lost: float = 0
     size: float = 0
@@ -166,7 +168,7 @@ def metrics(total: Mapping[str, float], size: int, judged: bool = True) -> dict[
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],
         "replay/replaced_rows_fraction": total["rows"] / rows,
-        "replay/masked_rows_fraction": total["masked"] / rows,
+        "replay/masked_rows_fraction": total["muted"] / rows,
         "replay/lost": total["lost"],
     }
     if judged:

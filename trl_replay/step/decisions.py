@@ -15,7 +15,7 @@ from ..batch.group_view import AdvantageRule
 from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally
-from ..data.plan import Plan
+from ..data.plan import EMPTY, Plan
 from ..data.types import Bools, Groups, Ints
 from ..distributed.decision import Admitted, Decision
 from ..distributed.row_layout import RowLayout
@@ -203,14 +203,26 @@ class Decisions:
         groups = fresh.groups
         table = self._buffer.table
         context = replace(self._context(), iteration=iteration, home=fresh.rows.homes)
+        before, advantages = _teaches_nothing(plan, groups), plan.advantages.copy()
         self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens, beside_the_tap=self._beside_the_tap)
         items = np.where(plan.masked, 0, plan.column(table.row_items, groups.items))
         tally.items_delta = float(items.sum() - groups.items.sum())
         whole = plan.masked.all(axis=1)
-        nothing = (groups.dead & plan.unfilled & ~plan.copied.any(axis=1)) | (plan.masked | plan.silent).all(axis=1)
+        zeroed = ((plan.advantages == 0) & (advantages != 0)).any(axis=1)
+        nothing = _teaches_nothing(plan, groups, zeroed)
+        tally.note(int((nothing & ~before).sum()), self._taken_away)
         tally.dead_after = int(nothing.sum())
         tally.excluded = int(whole.sum())
         tally.masked = int(plan.masked[~whole].sum())
+        tally.muted = int((plan.masked | plan.silent)[~_is_left(plan, groups)].sum())
+
+    @property
+    def _taken_away(self) -> str:
+        editors = [plugin.name for plugin in self._settings.plugins if "trl_replay_plan" in plugin.hooks]
+        who = f"{'plugins' if len(editors) > 1 else 'plugin'} {', '.join(map(repr, editors))}"
+        return (
+            f"a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the {who}"
+        )
 
     def _unfit(self, rule: AdvantageRule) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""
@@ -231,3 +243,15 @@ class Decisions:
         solved = self._buffer.solved(fresh.groups)
         tally.refuse(int((seen & solved).sum()), SOLVED)
         return np.flatnonzero(seen & ~solved).tolist()
+
+
+def _is_left(plan: Plan, groups: Groups) -> Bools:
+    """Slots that stay as they are, dead or empty, `(n,)`."""
+    return np.asarray((groups.dead & plan.unfilled & ~plan.copied.any(axis=1)) | (plan.entry == EMPTY).all(axis=1))
+
+
+def _teaches_nothing(plan: Plan, groups: Groups, zeroed: Bools | bool = False) -> Bools:
+    """Slots without a row that trains, `(n,)`; where advantages were `zeroed`, those of 0 train nothing."""
+    mute = plan.masked | plan.silent
+    of_zero = zeroed & (mute | (plan.advantages == 0)).all(axis=1)
+    return np.asarray(_is_left(plan, groups) | mute.all(axis=1) | of_zero)
