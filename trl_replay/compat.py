@@ -3,8 +3,10 @@ reason."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -623,6 +625,33 @@ def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
         unused = unused_columns(trainer, getattr(dataset, "column_names", None) or [])
         return (dataset.remove_columns(unused) if unused else dataset), trainer.data_collator
     return loader.dataset, loader.collate_fn
+
+
+def prompt_order(trainer: Any, dataset: Any) -> Sequence[int] | None:
+    """Return the row numbers of a dataset in the order in which the trainer's own sampler gives prompts; None where
+    TRL shuffles them.
+
+    `_get_train_sampler` is what the trainer's dataloader asks. Of a user's sampler, which repeats prompts as TRL's
+    does, one epoch of a copy is read.
+    """
+    sampler = trainer._get_train_sampler(dataset)
+    if type(sampler).__name__ == "RepeatSampler":  # Unsloth has a copy of TRL's
+        return None if sampler.shuffle else range(len(dataset))
+    copied = iter(copy.deepcopy(sampler, {id(dataset): dataset, id(trainer): trainer}))
+    args, size = trainer.args, trainer.num_generations
+    repeats = args.steps_per_generation * args.num_iterations
+    most = len(sampler) if hasattr(sampler, "__len__") else len(dataset) * size * repeats
+    given = list(itertools.islice(copied, most))
+    rows = args.generation_batch_size
+    batches = [given[start : start + rows : size] for start in range(0, len(given), rows * repeats)]
+    return [int(number) for batch in batches for number in batch]
+
+
+def generation_batch(trainer: Any) -> int:
+    """Return the number of the next generation batch of this training, from 0, if one begins with an update."""
+    args = trainer.args
+    micro_batches = trainer.state.global_step * args.gradient_accumulation_steps
+    return -(-micro_batches // (args.steps_per_generation * args.num_iterations))
 
 
 def unused_columns(trainer: Any, columns: Sequence[str]) -> list[str]:

@@ -170,7 +170,7 @@ def test_refilled_groups_are_stored_and_replayed_later(tmp_path: Any) -> None:
 
 def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_again(tmp_path: Any) -> None:
     coins = Coins(0.2, seed=1)
-    trainer = make_trainer(tmp_path, coins, PROMPTS[:12], max_steps=6)
+    trainer = make_trainer(tmp_path, coins, PROMPTS[:12], max_steps=6, shuffle_dataset=True)
     trainer.train_dataset = trainer.train_dataset.select(range(12))
     session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
     trainer.train()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,3 +32,22 @@ class Generators:
             self.shared.bit_generator.state = state["shared"]
         if local:
             self.local.bit_generator.state = state["local"]
+
+
+@contextmanager
+def global_generators_kept(seed: int | None = None) -> Iterator[None]:
+    """Restore the global random generators after others' code has run. With a `seed`, it finds them begun anew."""
+    import torch
+
+    of_numpy = np.random.get_state()
+    of_python = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)  # those of devices are left alone
+                np.random.seed(seed)
+                random.seed(seed)
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)

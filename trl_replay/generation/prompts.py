@@ -14,8 +14,9 @@ from .. import compat
 from ..data.types import InputsContext, Ints, Row
 from ..errors import SeamError
 from ..setup.components import Components
-from .dataset_rows import Dataset, PromptSource, RowMemory, repeated
+from .dataset_rows import Dataset, OrderedSource, PromptSource, RowMemory, repeated
 from .group_layout import GroupLayout
+from .sampler_order import Place, SamplerOrder
 
 _T = TypeVar("_T")
 ANY = -1
@@ -54,6 +55,8 @@ class Prompts:
         self._asks = components.hooks.has_plugin_for("inputs")
         self._key = key = components.tasks.key
         self._dataset = Dataset(lambda: compat.training_data(trainer()), key)
+        self._order = SamplerOrder(trainer, seed)
+        self._place: Place | None = None
         self.source = self._source()
         self._streams = compat.streams(trainer().train_dataset)
         self._memory = RowMemory(None if self._streams else self._dataset)
@@ -64,9 +67,14 @@ class Prompts:
         self.present: set[int] = set()
 
     def _source(self) -> PromptSource:
-        if self._layout.straddles:  # all processes pick for all groups, each the same
-            return PromptSource(self._dataset, self._seed)
-        return PromptSource(self._dataset, self._seed, self._layout.rank, self._layout.ranks)
+        straddles = self._layout.straddles  # then all processes pick for all groups, each the same
+        part, parts = (0, 1) if straddles else (self._layout.rank, self._layout.ranks)
+        return self._source_of(part, parts, self._seed)
+
+    def _source_of(self, part: int, parts: int, seed: int) -> PromptSource:
+        if self._place is None:
+            return PromptSource(self._dataset, seed, part, parts)
+        return OrderedSource(self._dataset, *self._place, part, parts)
 
     def lay_out(self, layout: GroupLayout) -> None:
         """Use a new layout of groups from now on: the trainer's batch size has changed."""
@@ -83,6 +91,9 @@ class Prompts:
             HookError: A plugin failed.
         """
         self._batch = batch
+        self._place = self._order.place(self._layout.groups)
+        if self._place is not None:
+            self.source = self._source()
         self.keys = []
         self.present = set()
         self.rows = self._one_a_group(inputs)
@@ -186,6 +197,8 @@ class Prompts:
         if self._layout.straddles:  # what was given out before differs between processes
             seed = int(rng.integers(2**32))
             source = PromptSource(self._dataset, seed)
+            if self._place is not None:
+                source = self._source_of(group, self._layout.groups, seed)
         present = self.present | {self._key(row) for row in rows}
 
         def new_prompts(count: int, skip: Callable[[Row], bool] | None = None) -> list[Row]:

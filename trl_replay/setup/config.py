@@ -254,7 +254,8 @@ class ReplayConfig:
     replay_refill_prompts: Annotated[str, Rule(choice("new", "same"))] = setting(
         "new",
         """Prompts of dynamic sampling: `"new"` ones of the dataset, in a separate random order in which none repeats
-        before all were sampled; or the `"same"` ones again.""",
+        before all were sampled, or, with `shuffle_dataset=False` or a sampler of your own, those that the trainer
+        samples next; or the `"same"` ones again.""",
     )
     replay_refill_until: Annotated[float, Rule(number("a share above 0, at most 1", most=1.0, above=0.0))] = setting(
         1.0, """Fraction of live groups (unequal advantages) at which dynamic sampling stops."""

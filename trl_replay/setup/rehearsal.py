@@ -6,9 +6,7 @@ own. A ready-made object can't be made again; of these only plain functions, whi
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..base.generators import global_generators_kept
 from ..data.table import Table
 from ..data.types import NONE, Context, Groups, Ints, ReplayedRows
 from ..errors import ConfigurationError, HookError, ResultError
@@ -208,7 +207,7 @@ def rehearse(stage: Rehearsal, strategies: Mapping[Kind, Strategy], made: Mappin
     Raises:
         ConfigurationError: Names the setting, what was wrong, and what to do.
     """
-    with _global_generators_kept():
+    with global_generators_kept():
         for kind, act in stage.acts().items():
             second = strategies[kind].make()
             if _is_the_real_one(second, made[kind]) and not _keeps_nothing(second):
@@ -235,16 +234,3 @@ def _is_the_real_one(made: Any, real: Any) -> bool:
 def _keeps_nothing(strategy: Any) -> bool:
     """Return whether a strategy is a function without a closure."""
     return isinstance(strategy, FunctionType) and strategy.__closure__ is None
-
-
-@contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    """Restore the global random generators, from which a strategy must not draw, after the trial."""
-    of_numpy = np.random.get_state()
-    of_python = random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            np.random.set_state(of_numpy)
-            random.setstate(of_python)

@@ -260,11 +260,12 @@ class Judge:
         return FAILED if prompt[0] in "456" else [1.0, 0.0, 1.0, 0.0]
 
 
-def train(folder, resume=None, judge=None, **settings):
+def train(folder, resume=None, judge=None, shuffle=False, **settings):
     """Trains 10 updates, with a checkpoint after 7 of them; what was asked for, and the session."""
     judge = judge or Judge()
     arguments = {"max_steps": 10, "max_completion_length": 2, "gradient_checkpointing": False}
-    trainer = make_trainer(folder, judge, PROMPTS, save_strategy="steps", save_steps=7, **arguments)
+    saving = {"save_strategy": "steps", "save_steps": 7}
+    trainer = make_trainer(folder, judge, PROMPTS, shuffle_dataset=shuffle, **saving, **arguments)
     session = trl_replay.attach(trainer, replay_buffer_size=0, **settings)
     trainer.train(resume_from_checkpoint=resume)
     return judge.asked, session
@@ -302,10 +303,8 @@ def test_in_training_hard_prompts_take_the_slots_of_dead_groups(tmp_path):
     judge = Judge()
     judge.of = lambda prompt: [float(sum(prompt in batch for batch in judge.asked) > 1), 0.0, 0.0, 0.0]
     settings = {"replay_plugins": ["bapo"], "replay_refill_rounds": 1, "replay_pass_reward": 1.0}
-    _, session = train(tmp_path, judge=judge, **settings)
-    assert session.totals.counters["refilled"] >= 9, (
-        "three slots in every second batch, once there is something to try"
-    )
+    _, session = train(tmp_path, judge=judge, shuffle=True, **settings)
+    assert session.totals.counters["refilled"] >= 6, "most slots of every second batch, once there is something to try"
 
 
 def test_two_sessions_of_a_process_have_states_of_their_own(tmp_path):

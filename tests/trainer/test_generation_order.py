@@ -1,0 +1,94 @@
+"""New prompts of dynamic sampling where the trainer samples in an order: the dataset's, or a user's sampler's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from generating import PROMPTS, Coins
+from trl import GRPOTrainer
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+PROMPTS = PROMPTS[:12]
+LAYOUTS: dict[str, dict[str, int]] = {
+    "a batch an update": {},
+    "a batch over two updates": {"per_device_train_batch_size": 6, "steps_per_generation": 2},
+    "three batches an update": {
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "steps_per_generation": 1},
+}  # fmt: skip
+
+
+class Backwards(torch.utils.data.Sampler[int]):
+    """Rows from the last to the first, or as a generator says that several samplers share; repeated as TRL does."""
+
+    def __init__(self, trainer: Any, own: list[Any] | None) -> None:
+        self.own, self.size = own, trainer.num_generations
+        self.groups = trainer.args.generation_batch_size // self.size
+        self.repeats = trainer.args.steps_per_generation * trainer.num_iterations
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = range(11, -1, -1) if self.own is None else torch.randperm(12, generator=self.own[0]).tolist()
+        for start in range(0, 12, self.groups):
+            for _ in range(self.repeats):
+                for number in numbers[start : start + self.groups]:
+                    yield from [number] * self.size
+
+    def __len__(self) -> int:
+        return 12 * self.size * self.repeats
+
+
+class Sampled(GRPOTrainer):
+    """A trainer with a sampler of its own."""
+
+    own: list[Any] | None = None
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        return Backwards(self, self.own)
+
+
+def prompts_of(folder: Any, own: Any = None, refill: int = 2, **settings: Any) -> list[list[str]]:
+    """The prompts of all calls of a run in which every group is dead, over a list of 12."""
+    coins = Coins(0.0)
+    trainer = make_trainer(folder, coins, PROMPTS, max_steps=5, **settings)
+    trainer.train_dataset = trainer.train_dataset.select(range(12))
+    trainer.own = own
+    if refill:
+        trl_replay.attach(trainer, replay_refill_rounds=refill, replay_buffer_size=0)
+    trainer.train()
+    return coins.prompts
+
+
+@pytest.mark.parametrize("trainer_class", [GRPOTrainer, Sampled], ids=["the dataset's", "a sampler's"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_175_new_prompts_are_those_that_the_trainer_samples_next(
+    tmp_path: Any, trainer_class: Any, layout: str
+) -> None:
+    """From the end on those of the beginning."""
+    order = PROMPTS if trainer_class is GRPOTrainer else PROMPTS[::-1]
+    found = prompts_of(tmp_path, trainer_class=trainer_class, **LAYOUTS[layout])
+    groups = len(found[0])
+    assert len(found) // 3 == {1: 15, 3: 5 if layout == "a batch an update" else 3}[groups]
+    for batch in range(len(found) // 3):
+        places = [batch * groups + place for place in range(3 * groups)]
+        assert list(chain(*found[3 * batch : 3 * batch + 3])) == [order[place % 12] for place in places]
+
+
+def test_175_a_sampler_is_read_without_drawing_from_its_generator(tmp_path: Any) -> None:
+    runs = []
+    for refill in (0, 2):
+        own = [torch.Generator().manual_seed(3)]
+        runs.append(prompts_of(tmp_path / str(refill), own, refill, trainer_class=Sampled))
+    assert runs[1][::3] == runs[0]
+
+
+def test_175_a_sampler_that_can_not_be_followed_is_told_at_attach(tmp_path: Any) -> None:
+    own = [torch.Generator(), threading.Lock()]
+    with pytest.warns(UserWarning, match=r"sampler can't be followed \(TypeError: cannot pickle.*random order"):
+        found = prompts_of(tmp_path, own, trainer_class=Sampled)
+    assert all(len(set(prompts)) == 3 for prompts in found)
