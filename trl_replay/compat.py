@@ -651,7 +651,7 @@ def generation_batch(trainer: Any) -> int:
     """Return the number of the next generation batch of this training, from 0, if one begins with an update."""
     args = trainer.args
     micro_batches = trainer.state.global_step * args.gradient_accumulation_steps
-    return -(-micro_batches // (args.steps_per_generation * args.num_iterations))
+    return -int(-micro_batches // (args.steps_per_generation * args.num_iterations))
 
 
 def unused_columns(trainer: Any, columns: Sequence[str]) -> list[str]:
