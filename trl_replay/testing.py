@@ -4,35 +4,38 @@ Subclass a suite and give it the strategy; pytest does the rest:
 
     class TestMySampler(SamplerContract):
         strategy = staticmethod(my_sampler)
+        columns = {"difficulty": [0.5, 0.9]}  # of your plugin, if it reads some
 
-What plugins do in hooks has suites, too (`AdvantagesContract`, `InputsContract`, `PluginContract`):
+What plugins do in hooks has suites, too (`AdvantagesContract`, `InputsContract`, `PlanContract`, `PluginContract`):
 
     class TestMyCurriculum(InputsContract, PluginContract):
-        plugin = MyCurriculum
+        plugin = MyCurriculum  # a class or function that makes one; a module with hooks, itself
 """
 
 from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .checkpoint.format import PLUGINS, rank_folder
 from .checkpoint.save_id import FOLDER
+from .data.plan import EDITABLE, FRESH, Plan
 from .data.prompt_table import PromptTable
 from .data.table import COLUMNS, ROW_COLUMNS, Table
 from .data.types import Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
 from .generation.dataset_rows import LEAST_TRIES, TRIES
 from .hooks import CheckedHooks
 from .protocols import Correction, Evictor, Mixer, Sampler, Scorer, Selector
-from .registry import Plugin, register, unregister
+from .registry import Plugin, register, registry, unregister
 from .setup.rehearsal import made_up_groups, made_up_rows, made_up_table
 from .specs import Kind
 
@@ -42,13 +45,17 @@ if TYPE_CHECKING:
 CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 
 
-def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
+def make_table(scores: Sequence[float], **columns: Any) -> Table:
     """Return a table with one entry per score: serials 0, 1, …, ascending updates, distinct tags, groups of 4 rows of
-    which the first has a reward of 1; `columns` override."""
-    typed: dict[str, Any] = {
-        name: np.asarray(column, (COLUMNS | ROW_COLUMNS).get(name)) for name, column in columns.items()
-    }
-    return made_up_table(scores, 4, **typed)
+    which the first has a reward of 1; `columns` override, or are a plugin's."""
+    ours = COLUMNS | ROW_COLUMNS
+    typed: dict[str, Any] = {name: np.asarray(columns[name], ours[name]) for name in columns.keys() & ours}
+    table = made_up_table(scores, 4, **typed)
+    for name in columns.keys() - ours:
+        values = np.asarray(columns[name])
+        table.add_column(name, values.dtype)
+        table.writable(name)[:] = values
+    return table
 
 
 def make_groups(rewards: Sequence[Sequence[float]], update: int = 0) -> Groups:
@@ -62,6 +69,23 @@ def make_context(table: Table | None = None, update: int = 100, seed: int = 0, *
         table = make_table([])
     settings: dict[str, Any] = {"capacity": max(len(table), 1), "num_generations": 4, **overrides}
     return Context(update=update, rng=np.random.default_rng(seed), table=table, **settings)
+
+
+def make_plan(groups: Groups, table: Table | None = None, entries: Sequence[int] = ()) -> Plan:
+    """Return a plan like those that `trl_replay_plan` gets.
+
+    Args:
+        groups ([`Groups`]): The fresh ones.
+        table ([`Table`], *optional*): The stored ones.
+        entries (`Sequence[int]`): The row of `table` that fills each of the first slots; -1 leaves it fresh.
+    """
+    plan = Plan.of(groups)
+    for slot, entry in enumerate(entries):
+        if entry != FRESH and table is not None:
+            plan.entry[slot] = entry
+            plan.advantages[slot] = table.row_advantage[entry]
+            plan.masked[slot] = table.row_masked[entry]
+    return plan
 
 
 def make_prompts(*groups: tuple[int, int, int], size: int = 4) -> PromptTable:
@@ -149,7 +173,23 @@ def _called(kind: Kind, strategy: Any) -> CheckedHooks:
     return CheckedHooks([], {}, {kind: strategy})
 
 
-class ScorerContract:
+class _OfTable:
+    """Gives strategies a table.
+
+    Attributes:
+        columns (`Mapping[str, Any]`): Plugins' columns that they read, with their values: one, or several in turn.
+    """
+
+    columns: Mapping[str, Any] = MappingProxyType({})
+
+    def _table(self, scores: Sequence[float]) -> Table:
+        return make_table(scores, **{name: np.resize(given, len(scores)) for name, given in self.columns.items()})
+
+    def _context(self) -> Context:
+        return make_context(self._table([]))
+
+
+class ScorerContract(_OfTable):
     """A scorer returns one finite number per group, the same for the same groups, and leaves its input alone."""
 
     strategy: Scorer
@@ -175,10 +215,10 @@ class ScorerContract:
         np.testing.assert_array_equal(groups.advantages, before.advantages)
 
     def _score(self, groups: Groups) -> Floats:
-        return _called("scorer", self.strategy).score(groups, make_context())
+        return _called("scorer", self.strategy).score(groups, self._context())
 
 
-class EvictorContract:
+class EvictorContract(_OfTable):
     """An evictor returns one comparable keep rank per entry and leaves the table alone."""
 
     strategy: Evictor
@@ -186,12 +226,12 @@ class EvictorContract:
     def test_ranks_every_entry_with_a_number_that_compares(self) -> None:
         """The shape is `(n,)`, NaN is not allowed; infinities are. Every column is as before."""
         for scores in SCORES.values():
-            table = make_table(scores)
+            table = self._table(scores)
             _called("evictor", self.strategy).rank(table, make_context(table))
-            _assert_same(table, make_table(scores))
+            _assert_same(table, self._table(scores))
 
 
-class SamplerContract:
+class SamplerContract(_OfTable):
     """A sampler draws distinct rows for at most as many slots as requested, repeatably, and leaves the table alone."""
 
     strategy: Sampler
@@ -201,23 +241,23 @@ class SamplerContract:
         for scores in SCORES.values():
             if not scores:
                 continue  # the session does not sample from nothing
-            table = make_table(scores)
+            table = self._table(scores)
             for count in (1, len(scores), len(scores) + 3):
                 self._draw(table, count)
 
     def test_draws_the_same_from_the_same_generator(self) -> None:
         """All randomness is `context.rng`'s."""
-        table = make_table(SCORES["mixed"])
+        table = self._table(SCORES["mixed"])
         first = self._draw(table, 4, seed=7)
         second = self._draw(table, 4, seed=7)
         assert first.tolist() == second.tolist(), f"the same seed drew {first.tolist()} and {second.tolist()}"
 
     def test_leaves_the_table_and_the_global_generators_alone(self) -> None:
         """Every column and NumPy's global state are as before."""
-        table = make_table(SCORES["mixed"])
+        table = self._table(SCORES["mixed"])
         state = str(np.random.get_state(legacy=False))
         self._draw(table, 3)
-        _assert_same(table, make_table(SCORES["mixed"]))
+        _assert_same(table, self._table(SCORES["mixed"]))
         assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
 
     def _draw(self, table: Table, count: int, seed: int = 0) -> Ints:
@@ -226,7 +266,7 @@ class SamplerContract:
         return _called("sampler", self.strategy).sample(table, count, context)
 
 
-class MixerContract:
+class MixerContract(_OfTable):
     """A mixer uses only entries that were drawn, every row at most once per slot, and leaves the table alone."""
 
     strategy: Mixer
@@ -234,15 +274,15 @@ class MixerContract:
     def test_takes_rows_that_were_drawn_and_none_twice(self) -> None:
         """For one entry a slot and for two, and for a slot with one entry only. Every column is as before."""
         scores = [1.0, 2.0, 3.0, 4.0]
-        table = make_table(scores)
+        table = self._table(scores)
         slots = make_groups([[0, 0, 0, 0], [1, 0, 0, 1]])
         for drawn in ([[0], [1]], [[0, 2], [1, 3]], [[3, -1], [0, 1]]):
             context = make_context(table, slots=slots)
             _called("mixer", self.strategy).mix(table, np.array(drawn), slots, context)
-        _assert_same(table, make_table(scores))
+        _assert_same(table, self._table(scores))
 
 
-class SelectorContract:
+class SelectorContract(_OfTable):
     """A selector returns distinct indices of fresh groups."""
 
     strategy: Selector
@@ -250,10 +290,10 @@ class SelectorContract:
     def test_selects_distinct_groups(self) -> None:
         """Check that indices lie in the batch, none twice."""
         for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]]):
-            _called("selector", self.strategy).select(make_groups(rewards), make_context())
+            _called("selector", self.strategy).select(make_groups(rewards), self._context())
 
 
-class CorrectionContract:
+class CorrectionContract(_OfTable):
     """A correction returns finite old log-probs, finite weights of at least 0 and shifts, the same for the same
     rows."""
 
@@ -276,19 +316,19 @@ class CorrectionContract:
     def test_leaves_its_input_alone(self) -> None:
         """Every tensor is as before."""
         rows, before = make_replayed_rows(), make_replayed_rows()
-        self.strategy(rows, make_context())
+        self.strategy(rows, self._context())
         for field in fields(rows):
             assert getattr(rows, field.name).equal(getattr(before, field.name)), f"rows.{field.name} was changed"
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
-        return _called("correction", self.strategy).correct(rows, make_context())
+        return _called("correction", self.strategy).correct(rows, self._context())
 
 
 class AdvantagesContract:
     """A plugin that shapes advantages returns a number or NaN for each row, from the groups alone. `plugin` makes
     one."""
 
-    plugin: Callable[[], Any]
+    plugin: Callable[[], Any] | ModuleType
 
     def test_gives_a_number_for_each_row(self) -> None:
         """The shape is `(n, G)` for several groups and for one."""
@@ -310,7 +350,7 @@ class AdvantagesContract:
 class InputsContract:
     """A curriculum returns a row of the dataset for each group, drawn only with `context.rng`. `plugin` makes one."""
 
-    plugin: Callable[[], Any]
+    plugin: Callable[[], Any] | ModuleType
 
     def test_gives_a_row_for_each_group(self) -> None:
         """Contexts where nothing was generated yet, and where no or every completion of each prompt passed."""
@@ -328,6 +368,43 @@ class InputsContract:
         return _hooks_of(type(self)).inputs(rows, context) or rows
 
 
+class PlanContract:
+    """A plugin edits plans by the rules of [`Plan`], and alike wherever it is asked the same. `plugin` makes one;
+    `columns` are the plugin's, as of strategies."""
+
+    plugin: Callable[[], Any] | ModuleType
+    columns: Mapping[str, Any] = MappingProxyType({})
+
+    def test_makes_edits_that_a_plan_allows(self) -> None:
+        """A batch with nothing replayed, one with a dead slot that is filled, and a further iteration."""
+        for case in PLANS:
+            self._edit(*case)
+
+    def test_edits_alike_what_is_alike(self) -> None:
+        """Processes that share a buffer plan alike: by the arguments, and `context.rng` alone."""
+        state = str(np.random.get_state(legacy=False))
+        for case in PLANS:
+            first, second = self._edit(*case), self._edit(*case)
+            for name in ("entry", "source", *EDITABLE):
+                equal = np.array_equal(getattr(first, name), getattr(second, name))
+                assert equal, f"the same arguments gave another plan.{name}"
+        assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
+
+    def _edit(self, entries: Sequence[int], iteration: int) -> Plan:
+        table = make_table([1.0, 2.0], **{name: np.resize(given, 2) for name, given in self.columns.items()})
+        groups = make_groups([*REWARDS, [0, 0, 0, 0]])
+        plan = make_plan(groups, table, entries)
+        if iteration:
+            plan.leave_empty(plan.unfilled)
+        context = make_context(table, iteration=iteration, home=np.zeros(len(groups), np.int64))
+        _hooks_of(type(self)).plan(plan, groups, table, context, of_tokens=False, beside_the_tap=False)
+        return plan
+
+
+PLANS: Sequence[tuple[Sequence[int], int]] = (((), 0), ((-1, -1, -1, 1), 0), ((0, -1, -1, 1), 1))
+"""Entries that fill slots, and the iteration."""
+
+
 class PluginContract:
     """A plugin trains on a tiny trainer, and its state belongs to one session, is saved, and is resumed.
 
@@ -335,29 +412,28 @@ class PluginContract:
             plugin = MyPlugin
             settings = {"replay_refill_rounds": 1}
 
-    `plugin` makes one, `settings` is what a run needs besides `replay_plugins`; there it is called `under_test`.
+    `plugin` makes one, or is a module with hooks. `settings` is what a run needs besides `replay_plugins`; there it is
+    called `under_test`, and a module that is installed by its name.
     """
 
-    plugin: Callable[[], Any]
+    plugin: Callable[[], Any] | ModuleType
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def test_what_it_saved_comes_back(self, tmp_path: Path) -> None:
         """A new plugin that has loaded a checkpoint saves the files that the checkpoint holds."""
-        self._train(tmp_path, type(self).plugin())
+        self._train(tmp_path, _made(type(self)))
         checkpoint = tmp_path / "checkpoint-2"
         saved = _files(rank_folder(checkpoint / FOLDER, 0) / PLUGINS)
-        assert self._train(tmp_path, type(self).plugin(), checkpoint) == saved, (
-            "it saves other files than it has loaded"
-        )
+        assert self._train(tmp_path, _made(type(self)), checkpoint) == saved, "it saves other files than it has loaded"
 
     def test_loads_a_checkpoint_that_is_older_than_it(self, tmp_path: Path) -> None:
         """There its folder is missing."""
         self._train(tmp_path, None)
-        self._train(tmp_path, type(self).plugin(), tmp_path / "checkpoint-2")
+        self._train(tmp_path, _made(type(self)), tmp_path / "checkpoint-2")
 
     def test_keeps_nothing_of_another_session(self, tmp_path: Path) -> None:
         """One object serves all sessions of a process: a second run begins as the first did."""
-        plugin = type(self).plugin()
+        plugin = _made(type(self))
         first, second = (self._train(tmp_path / name, plugin) for name in ("first", "second"))
         assert first == second, "the second session began with what the first had left"
 
@@ -366,14 +442,9 @@ class PluginContract:
         from .trainer.attachment import attach
 
         trainer = make_trainer(folder, _every_third_is_dead, max_steps=2, save_strategy="steps", save_steps=2)
-        settings = {} if plugin is None else {"replay_plugins": [UNDER_TEST], **self.settings}
-        if plugin is not None:
-            register(plugin, UNDER_TEST)
-        try:
+        with _registered(plugin) as names:
+            settings = {"replay_plugins": names, **self.settings} if names else {}
             session = attach(trainer, **settings)
-        finally:
-            if plugin is not None:
-                unregister(UNDER_TEST)
         with TemporaryDirectory() as scratch:
             trainer.add_callback(_saving(session, Path(scratch) / "plugins"))
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
@@ -403,7 +474,26 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def _hooks_of(contract: Any) -> CheckedHooks:
     """Return the hooks of a new plugin as a session calls them."""
-    return CheckedHooks([Plugin(UNDER_TEST, contract.plugin(), "a test", frozenset())], {}, {})
+    return CheckedHooks([Plugin(UNDER_TEST, _made(contract), "a test", frozenset())], {}, {})
+
+
+def _made(contract: Any) -> Any:
+    """Return a new plugin; a module, of which there is one, itself."""
+    return contract.plugin if isinstance(contract.plugin, ModuleType) else contract.plugin()
+
+
+@contextmanager
+def _registered(plugin: Any) -> Iterator[list[str]]:
+    """Give the name of a plugin, which an installed one has already; none of none."""
+    known = [name for name, found in registry().plugins.items() if plugin is not None and found.object is plugin]
+    if known or plugin is None:
+        yield known
+        return
+    register(plugin, UNDER_TEST)
+    try:
+        yield [UNDER_TEST]
+    finally:
+        unregister(UNDER_TEST)
 
 
 def _assert_same(table: Table, before: Table) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
-from trl_replay import hookspecs
+from trl_replay import Groups, hookspecs
 from trl_replay.registry import new_manager
 from trl_replay.testing import make_trainer
 
@@ -87,3 +87,10 @@ def test_the_plugin_in_ten_lines_works_as_it_stands(tmp_path, monkeypatch):
         trainer.train()
     assert session.plugins == ["mine"]
     assert session.totals.counters["evicted"] > 0
+
+
+def test_176_the_page_lists_all_that_groups_hold():
+    section = PAGE.partition("### What groups hold\n")[2].partition("\n### ")[0]
+    told = set(re.findall(r"`(\w+)`", section))
+    held = {name for name in (*vars(Groups), *Groups.__dataclass_fields__) if not name.startswith("_")}
+    assert held - {"take", "concatenate"} <= told

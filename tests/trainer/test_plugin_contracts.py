@@ -6,6 +6,7 @@ import itertools
 import json
 import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,14 @@ from trl_replay import Corrected, hookimpl
 from trl_replay.testing import (
     AdvantagesContract,
     CorrectionContract,
+    EvictorContract,
     InputsContract,
+    MixerContract,
+    PlanContract,
     PluginContract,
+    SamplerContract,
+    ScorerContract,
+    SelectorContract,
     make_groups,
     make_inputs_context,
     make_prompts,
@@ -122,6 +129,37 @@ class Shortens:
         return groups_of_rows[:1]
 
 
+class MasksOld:
+    """Masks stored rows, and as many fresh ones as it draws."""
+
+    @hookimpl
+    def trl_replay_plan(self, plan: Any, groups: Any, table: Any, context: Any) -> None:
+        plan.masked |= plan.stored & (table.difficulty.max() > 0.8)
+        plan.silent |= plan.fresh & (context.rng.random(plan.entry.shape) < 0.5)
+
+
+class Unmasks:
+    @hookimpl
+    def trl_replay_plan(self, plan: Any) -> None:
+        plan.masked[:] = plan.entry == -(2**63)
+        plan.kl[:] = True
+        plan.masked[:, 0] = False
+
+
+class Chances:
+    numbers = itertools.count(1)
+
+    @hookimpl
+    def trl_replay_plan(self, plan: Any) -> None:
+        plan.advantages = np.where(plan.fresh, plan.advantages / next(self.numbers), plan.advantages)
+
+
+class Global:
+    @hookimpl
+    def trl_replay_plan(self, plan: Any) -> None:
+        np.random.random()
+
+
 def perform(suite: type, folder: Path, **attributes: Any) -> None:
     contract = type("Suite", (suite,), attributes)()
     for name in vars(suite):
@@ -137,6 +175,48 @@ def test_a_plugin_that_keeps_its_contract_passes(tmp_path: Path, suite: type, pl
     perform(suite, tmp_path, plugin=plugin)
 
 
+def test_176_a_plan_that_reads_a_column_of_the_plugins_keeps_its_contract(tmp_path: Path) -> None:
+    perform(PlanContract, tmp_path, plugin=MasksOld, columns={"difficulty": [0.5, 0.9]})
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_176_a_module_with_hooks_keeps_its_contract_under_its_own_name(tmp_path: Path, installed: bool) -> None:
+    module = ModuleType("my_replay")
+    counts = Counts()
+    vars(module).update({name: getattr(counts, name) for name in vars(Counts) if name.startswith("trl_replay_")})
+    if installed:
+        trl_replay.register(module, "mine")
+    try:
+        perform(PluginContract, tmp_path, plugin=module)
+    finally:
+        if installed:
+            trl_replay.unregister("mine")
+    saved = next((tmp_path / "test_what_it_saved_comes_back").rglob("counts.json"))
+    assert saved.parent.name == ("mine" if installed else "under_test")
+
+
+def easiest(table: Any, count: int, context: Any) -> Any:
+    return np.argsort(-table.difficulty)[:count]
+
+
+STRATEGIES: list[tuple[type, Any]] = [
+    (SamplerContract, easiest),
+    (EvictorContract, lambda table, context: table.difficulty),
+    (ScorerContract, lambda groups, context: groups.reward_mean + context.table.difficulty.sum()),
+    (SelectorContract, lambda groups, context: np.flatnonzero(groups.dead)[: len(context.table.difficulty)]),
+    (MixerContract, lambda table, drawn, slots, context: np.where(
+        table.difficulty[np.maximum(drawn[:, :1], 0)] > 9, 0, np.full(slots.advantages.shape, -1))),
+    (CorrectionContract, lambda rows, context: Corrected(rows.logps + context.table.difficulty.sum())),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("suite", "strategy"), STRATEGIES)
+def test_176_strategies_may_read_columns_of_a_plugin(tmp_path: Path, suite: type, strategy: Any) -> None:
+    perform(suite, tmp_path, strategy=staticmethod(strategy), columns={"difficulty": 0.5})
+    with pytest.raises((trl_replay.HookError, AttributeError), match="has no column 'difficulty'"):
+        perform(suite, tmp_path, strategy=staticmethod(strategy))
+
+
 @pytest.mark.parametrize(
     ("suite", "plugin", "words"),
     [
@@ -147,6 +227,9 @@ def test_a_plugin_that_keeps_its_contract_passes(tmp_path: Path, suite: type, pl
         (AdvantagesContract, Misshapes, r"must return numbers of shape \(3, 4\)"),
         (InputsContract, Rolls, "chose other rows"),
         (InputsContract, Shortens, "must return a list of 4 rows"),
+        (PlanContract, Unmasks, "was unmasked"),
+        (PlanContract, Chances, "gave another plan.advantages"),
+        (PlanContract, Global, "global generator was used"),
     ],
 )
 def test_a_plugin_that_breaks_its_contract_is_noticed(tmp_path: Path, suite: type, plugin: type, words: str) -> None:
@@ -166,7 +249,7 @@ CALLS = itertools.count(1)
     ("correction", "words"),
     [
         (lambda rows, context: Corrected(rows.behavior_logps, -rows.ages.float()), "finite weights of at least 0"),
-        (lambda rows, context: Corrected(rows.behavior_logps[:1]), "a tensor of shape"),
+        (lambda rows, context: Corrected(rows.behavior_logps[:1]), "a tensor of real numbers"),
         (lambda rows, context: Corrected(rows.behavior_logps, next(CALLS) * rows.priorities), "got the weights"),
         (lambda rows, context: Corrected(rows.logps, shift=next(CALLS) * rows.priorities), "got the shift"),
         (writes, "rows.advantages was changed"),
