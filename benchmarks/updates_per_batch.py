@@ -36,7 +36,6 @@ import trl_replay
 RESULTS = Path(__file__).parent / "results" / "updates_per_batch.jsonl"
 LISTED, OTHERS = 48, 100
 """Prompts that come again, and held-out ones."""
-PAIRS = 24
 
 
 def list_of(rows: Callable[[int, int], list[dict[str, str]]]) -> Task:
@@ -58,35 +57,11 @@ def list_of(rows: Callable[[int, int], list[dict[str, str]]]) -> Task:
     return Task(again, 4, 192, OTHERS, every=24, accuracy_every=24, listed=lambda: listed)
 
 
-def _two_sums(count: int, seed: int) -> list[dict[str, str]]:
-    """A closed list of prompts that ask for two sums, of which both must be right."""
-    sums = [(row["prompt"].splitlines()[-1].removesuffix(" ="), row["answer"]) for row in study._sums(2 * PAIRS, 11)]
-    listed = [
-        {
-            "prompt": f"3 + 4, 12 + 5 = 7, 17\n20 + 9, 8 + 31 = 29, 39\n{one}, {other} =",
-            "answer": f"{of_one}, {of_other}",
-        }
-        for (one, of_one), (other, of_other) in zip(sums[::2], sums[1::2], strict=True)
-    ]
-    rng, rows = random.Random(seed), list[dict[str, str]]()
-    while len(rows) < count:
-        rows += listed if seed == HELD_OUT_SEED else rng.sample(listed, PAIRS)
-    return rows[:count]
-
-
 LISTS = {"listed sums": list_of(study._sums), "listed topics": list_of(study._topics)}
 """The second is run, as the plan chose."""
-TWO_SUMS = Task(_two_sums, 10, 150, PAIRS, every=30, accuracy_every=30)
-"""Sparse, and each prompt comes 25 times."""
 LONG = replace(study.TASKS["products"], batches=960)
 """Each prompt comes 40 times: what collapses?"""
-TASKS = {
-    "french": study.TASKS["french"],
-    "products": study.TASKS["products"],
-    **LISTS,
-    "two sums": TWO_SUMS,
-    "products, 40 passes": LONG,
-}
+TASKS = {"french": study.TASKS["french"], "products": study.TASKS["products"], **LISTS, "products, 40 passes": LONG}
 PRESET: dict[str, Any] = {"replay_preset": "sample_efficient"}
 CORRECTIONS = ("ratio", "m2po", "asymre", "oapl")
 ARMS = {
@@ -100,8 +75,6 @@ ARMS = {
     "stock, KL 0.1": Arm(None, beta=0.1),
     **{f"preset, {name}": Arm({**PRESET, "replay_correction": name}, iterations=2, beta=0.1) for name in CORRECTIONS},
     "preset, no anchor": Arm({**PRESET, "replay_kl": "all"}, iterations=2),
-    "bapo": Arm({"replay_buffer_size": 0, "replay_plugins": ["bapo"]}),
-    "preset, bapo": Arm({**PRESET, "replay_plugins": ["bapo"]}, iterations=2, beta=0.1),
     "preset, 1 update": Arm({**PRESET, "replay_iterations": "same"}, beta=0.1),
 }
 
@@ -141,18 +114,14 @@ LATER_STAGES = [
         for arm in (*(f"preset, {name}" for name in CORRECTIONS), "preset, no anchor", "preset, 1 update")
         for task, rates in FIRST.items()
     ),
-    Stage("stock", "two sums", (1e-5, 5e-6)),
-    Stage("sample_efficient", "two sums", (1e-5, 5e-6)),
-    Stage("bapo", "two sums", (1e-5, 5e-6)),
-    Stage("preset, bapo", "two sums", (1e-5, 5e-6)),
 ]
 COLLAPSE = {"stock": (3e-6, 6e-6), "sample_efficient": (1e-5, 2e-5), "stock, 2 updates": (3e-6, 6e-6)}
 """On products, 40 passes: the rate of the study, and twice it."""
 CURVE = {"french": (8e-5, 4e-5, 2e-5, 1e-5, 5e-6), "products": (3e-5, 1e-5, 3e-6, 1e-6)}
 CURVE_ARMS = ("stock", "sample_efficient", "stock, KL 0.02", "stock, 2 updates", "stock, KL 0.1")
 SEEDS = (0, 1, 2)
-MINUTES = {"french": 6, "products": 7, "products, 40 passes": 35, "two sums": 12} | dict.fromkeys(LISTS, 10)
-"""Of a core, for a run of stock; those of the lists and of two sums are guessed."""
+MINUTES = {"french": 6, "products": 7, "products, 40 passes": 35} | dict.fromkeys(LISTS, 10)
+"""Of a core, for a run of stock; those of the lists are guessed."""
 
 
 def exists(arm: Arm) -> bool:
@@ -377,7 +346,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
     if options.screen:
-        study.screen(options.out, {**LISTS, "two sums": TWO_SUMS})
+        study.screen(options.out, LISTS)
     elif options.collect:
         print("\n".join(f"{run.name}: collected" for run in collect(path)))
     elif options.left:
