@@ -230,9 +230,9 @@ def _apply(session: Session, states: list[RankState], folder: Path) -> None:
 def _apply_own(session: Session, mine: RankState) -> None:
     """Every rank goes on where it was."""
     take = _adapter(session, mine)
-    session.load_state_dict(mine.session)
-    session.totals.load_state_dict(mine.session["totals"], mine.session["totals"])
     session.buffer.load_state_dict(_buffer_state(session, mine, mine.columns, mine.keysets))
+    session.load_state_dict(mine.session)  # after the buffer: the queue counts from its clock
+    session.totals.load_state_dict(mine.session["totals"], mine.session["totals"])
     _fill(session, mine, mine.payload(), take)
     pending = mine.pending and _on_training_device(session, mine.pending, take, mine)
     session.carry.pending = pending
