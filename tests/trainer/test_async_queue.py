@@ -490,6 +490,34 @@ def test_161_rows_of_rollouts_that_failed_are_stored_masked_and_not_replayed(pol
     assert len(replayed) == 3 * session.totals.counters["replaced"] > 0
 
 
+@pytest.mark.parametrize("failed", [0, 2], ids=["the forked one", "another one"])
+def test_177_no_row_of_a_failed_rollout_is_replayed_or_exported_as_trained_where_a_completion_is_forked(
+    policy: Any, tmp_path: Any, failed: int
+) -> None:
+    """Its tokens would count in the loss's denominator."""
+
+    def failing(number: int, version: int) -> list[Any]:
+        samples = samples_of(number, (0.0, 1.0, 0.0, 0.0) if number % 2 == 0 else DEAD, version, forks=2)
+        nothing = {"reward": np.nan, "rewards/right": np.nan}
+        return [
+            replace(sample, advantage=0.0, metrics=nothing)
+            if number % 2 == 0 and sample.completion[0]["content"] == f"{number}/{failed}"
+            else sample
+            for sample in samples
+        ]
+
+    trainer = make_async_trainer(tmp_path, policy, Script(failing))
+    session = trl_replay.attach(trainer, replay_start=None)
+    out = handed_out(session)
+    trainer.train()
+    replayed = [sample for sample in out if sample.group_id < 0]
+    rows = 3 if failed == 0 else 4
+    assert len(replayed) == rows * session.totals.counters["replaced"] > 0
+    assert all(sample.advantage for sample in replayed)
+    masked = session.buffer[next(iter(session.buffer))].masked
+    assert masked == ([True, True, False, False, False] if failed == 0 else [False, False, False, True, False])
+
+
 def test_93_a_dead_group_that_never_completes_holds_nothing_up(policy: Any, tmp_path: Any) -> None:
     """The worker always has the next group."""
 

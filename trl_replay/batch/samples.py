@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .. import compat
 from ..compat import OLD_LOGPS
-from ..data.fields import ADVANTAGES
+from ..data.fields import ADVANTAGES, STORED_REWARDS
 from ..data.types import Group, Ints
 from .compose import trained_tokens
 
@@ -68,10 +68,17 @@ def completion_numbers(samples: Sequence[Any]) -> list[int]:
 
 
 def masked_rows(group: Group, masked: Sequence[bool]) -> Sequence[bool]:
-    """Return which of a stored group's rows are masked, given its masked completions: none if a completion has several
-    rows."""
+    """Return which of a stored group's rows are masked, given its masked completions: if a completion has several
+    rows, those that no function scored."""
     rows = len(group.completion_lengths)
-    return masked if rows <= len(masked) else [False] * rows
+    if rows <= len(masked):
+        return masked
+    rewards = group.tensors.get(STORED_REWARDS)
+    if rewards is None or not any(masked):
+        return [False] * rows
+    failed = rewards.isnan().all(dim=1)
+    of_rows: list[bool] = (failed & ~failed.all()).tolist()
+    return of_rows
 
 
 def samples_of(group: Group, masked: Sequence[bool], weight: float) -> list[Any]:
