@@ -550,8 +550,9 @@ class Session:
 
     def has_other_reference(self) -> bool:
         """Look at the reference model: has it changed since the last look? A callback may copy the policy into it, or
-        put another one in its place."""
-        before, self.reference = self.reference, self._reference_now()
+        put another one in its place. While none is used, the last one counts."""
+        before, now = self.reference, self._reference_now()
+        self.reference = now or before
         return self.reference != before
 
     def _reference_now(self) -> str:
