@@ -69,6 +69,22 @@ def test_a_plugin_whose_hook_nothing_would_call_is_refused_by_name(trainer: Any,
         trl_replay.attach(trainer, replay_plugins=[f"hook_{hook}"])
 
 
+def test_178_a_plugin_for_the_other_trainer_is_refused_before_its_own_check_reads_this_one(trainer: Any) -> None:
+    """Whose settings it lacks: an AttributeError would name no remedy."""
+
+    class Filters:
+        @trl_replay.hookimpl
+        def trl_replay_preflight(self, trainer: Any, config: Any) -> list[str]:
+            return [] if trainer.args.scale_rewards == "group" else ["it needs groups"]
+
+        @trl_replay.hookimpl
+        def trl_replay_advantages(self, context: Any) -> None: ...
+
+    trl_replay.register(Filters(), "filters_groups")
+    with pytest.raises(trl_replay.ReplayError, match=r"'filters_groups' has trl_replay_advantages.*leave it out"):
+        trl_replay.attach(trainer, replay_plugins=["filters_groups"])
+
+
 def test_a_trainer_of_another_shape_is_refused_with_its_release(trainer: Any, monkeypatch: Any) -> None:
     monkeypatch.delattr(trainer, "_trained_groups")
     with pytest.raises(trl_replay.ContractError, match=r"of TRL .* can't be attached to: .*_trained_groups"):

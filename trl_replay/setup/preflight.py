@@ -38,13 +38,13 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     refuse(reasons, trainer, settings, components)
 
 
-def refuse(reasons: list[str], trainer: Any, settings: Settings, components: Components) -> None:
-    """Refuse with these reasons and those of the plugins that take part.
+def refuse(reasons: list[str], trainer: Any, settings: Settings, components: Components, ask: bool = True) -> None:
+    """Refuse with these reasons and those of the plugins that take part, if they are to be asked.
 
     Raises:
         RefusedError: There is at least one reason.
     """
-    for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
+    for result in () if not ask else components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
         reasons += [str(reason) for reason in result]
     if reasons:
         raise RefusedError([*reasons, *_of_the_preset(settings, " ".join(reasons))])

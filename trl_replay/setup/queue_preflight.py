@@ -25,14 +25,15 @@ HOOKS = {
 
 
 def queue_preflight(trainer: Any, settings: Settings, components: Components) -> None:
-    """Refuse with all reasons at once: our own and those of the plugins that take part.
+    """Refuse with all reasons at once. Plugins are asked for theirs if there is none of our own: one made for the
+    other trainer reads what this one lacks.
 
     Raises:
         RefusedError: There is at least one reason.
     """
     reasons = [*_of_settings(settings), *_of_strategies(settings, components), *_of_plugins(settings)]
     reasons += retires_never(settings, components.num_generations)
-    refuse(reasons, trainer, settings, components)
+    refuse(reasons, trainer, settings, components, ask=not reasons)
 
 
 def _of_plugins(settings: Settings) -> Iterator[str]:
