@@ -180,7 +180,7 @@ def train(trainer: Any, replay: bool) -> tuple[list[float], str]:
     with attached(trainer, use_replay=replay) as session, redirect_stdout(StringIO()):
         trainer.train()
     rewards = [log["reward"] for log in trainer.state.log_history if "reward" in log]
-    return rewards, session.explain().splitlines()[0]
+    return rewards, next(line for line in session.explain().splitlines() if line.startswith("replay"))
 
 
 def main() -> None:

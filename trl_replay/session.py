@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from . import compat
 from .advice.logged import DRY_RUN, JUDGED_BY
-from .advice.rules import GENERATIONS, remedy_for_masks, what_to_change
+from .advice.outcome import outcome_of
+from .advice.rules import GENERATIONS, of_caps, remedy_for_masks, what_to_change
 from .base.living import living
 from .base.sizes import counted
 from .base.weights import fingerprint
@@ -226,26 +227,24 @@ class Session:
         self.tap.forget()
 
     def explain(self) -> str:
-        """Describe what was replayed so far, why not more was, and what to change."""
+        """Describe what the run came to, what was replayed, why not more was, and what to change."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
-        lines = [self._explain_replay()]
+        trainer = self._trainer()
+        log = [] if trainer is None else trainer.state.log_history
+        came_to = outcome_of(log, self.config.replay_reward)
+        lines = [f"outcome: {came_to}"] if came_to else []
+        lines.append(self._explain_replay())
         if self.buffer.capacity and self.communicator.ranks > 1:
             lines.append(self._explain_scope(self.communicator.ranks))
         if self.settings.plugins:
             lines.append(self._explain_plugins())
         doubt = self.judge.doubt()
         lines += [doubt] if doubt else []
-        lines += self._advice()
-        return "\n".join(lines)
-
-    def _advice(self) -> list[str]:
-        """Advice from the trainer's log; none without a trainer, or where it has not logged."""
-        trainer = self._trainer()
-        if trainer is None:
-            return []
         settings = {**self.config.to_dict(), GENERATIONS: self.components.num_generations}
-        return what_to_change(trainer.state.log_history, settings)
+        caps = of_caps(self.totals.held_back(), int(self.totals.counters["replaced"]), settings)
+        lines += what_to_change(log, settings, caps) if log else []
+        return "\n".join(lines)
 
     def _explain_replay(self) -> str:
         if not self.buffer.capacity:

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trl_replay.advice.rules import RULES
-
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -158,17 +156,13 @@ def test_what_the_readme_says_of_the_preset_and_of_the_defaults_was_measured() -
     assert "on none of five tasks did they save completions on every seed" in readme
 
 
-def test_the_advice_on_a_fallen_reward_tells_what_the_study_saw() -> None:
+def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell() -> None:
     study = importlib.import_module("when_it_pays")
     ends: dict[str, dict[int, float]] = {"stock": {}, "stock at 4e-5": {}}
     for run, lines in study.finished().items():
         if run.task == "topics" and run.arm in ends and run.seed != study.PILOT:
             ends[run.arm][run.seed] = lines[-1]["reward"] / max(line["reward"] for line in lines[1:])
-            if ends[run.arm][run.seed] < 0.5:
-                told = f"from {lines[1]['reward']:.2f} to {lines[-1]['reward']:.2f}"
     fallen = {arm: [seed for seed, share in shares.items() if share < 0.5] for arm, shares in ends.items()}
     assert fallen == {"stock": [2], "stock at 4e-5": []}
-    (rule,) = [rule for rule in RULES if rule.name == "fallen reward"]
-    assert rule.evidence == f"at the best rate of its pilots, stock fell {told} on one seed; at half of it on none."
     page = " ".join((ROOT / "docs" / "when-replay-pays.md").read_text().split())
     assert f"On one of {len(ends['stock'])} seeds" in page

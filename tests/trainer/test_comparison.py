@@ -54,8 +54,8 @@ def test_two_runs_lie_side_by_side_and_one_seed_each_proves_nothing(runs: Path, 
     assert "This proves nothing yet" in printed, "what the page says first"
     assert "at least 3 seeds, better 5" in text
     stock, replay = cells(text)
-    assert stock[:3] == ["stock", "12", "1"]
-    assert replay[:3] == ["replay", "12", "1"], "the log counts its completions"
+    assert stock[:3] == ["stock", "36", "3"], "by means over three of six steps"
+    assert replay[:3] == ["replay", "36", "3"], "the log counts its completions"
     assert stock[4:] == ["0.08333", "55.6%", "55.6%"]
     assert replay[4:] == ["0.08333", "55.6%", "0.0%"]
     assert text.count("<svg") == 4
@@ -72,7 +72,7 @@ def test_a_log_without_counts_of_completions_shows_none(runs: Path) -> None:
     first, second = read_run(str(runs / "stock")), read_run(f"mine={runs / 'replay'}")
     assert second.label == "mine"
     rows = cells(comparison([first, second], level=0.08))
-    assert [row[1] for row in rows] == ["–", "12"]
+    assert [row[1] for row in rows] == ["–", "36"]
     assert all(row[3] != "–" for row in rows), "both logs have seconds"
 
 
@@ -131,7 +131,7 @@ def test_the_dead_groups_of_a_run_with_replay_are_those_that_replay_counts() -> 
 def test_a_level_can_be_reached_where_rewards_are_negative() -> None:
     rising = made_up("a", [-1.0, -0.9, -0.7, -0.5])
     text = comparison([rising, made_up("b", [-1.0, -0.9, -0.8, -0.7])])
-    assert "To a reward of -0.7<" in text, "the lower end value"
+    assert "To a reward of -0.75<" in text, "the lower end value: a mean over two of four steps"
     assert [row[2] for row in cells(text)] == ["3", "4"]
 
 

@@ -16,13 +16,18 @@ DEAD = "frac_reward_zero_std"
 DEAD_EXACT = "replay/dead_fraction"
 DRY_RUN = "replay/dry_run"
 """1 where replay only counted: what it logs as replaced was not."""
+SUM = "reward"
+"""TRL's name for the weighted sum of all reward functions."""
+ROLLOUTS = "replay/rollouts"
 JUDGED_BY = "replay/judged_by"
 """With a name after it, 1 where that reward function counts (`replay_reward`)."""
 SCALED_BY_BATCH = (
     "With scale_rewards='batch' or multi_objective_aggregation='normalize_then_sum', TRL's frac_reward_zero_std does "
     "not count dead groups, and this log can't tell them: run with replay_dry_run=True, which does."
 )
-"""What a log of TRL's alone does not tell."""
+"""What a log of TRL's alone does not tell, if it has few dead groups."""
+LITTLE_DEAD = 0.2
+"""Share of dead groups below which there is little to replace."""
 ALL_WRONG, ALL_RIGHT = "replay/all_wrong_fraction", "replay/all_right_fraction"
 LARGEST_WHOLE = 2**53
 """Numbers beyond it have no place on an axis."""
@@ -46,6 +51,12 @@ def steps(log: Log) -> list[Mapping[str, Any]]:
     takes its place."""
     named = [{DEAD: entry[DEAD_EXACT], **entry} if DEAD_EXACT in entry else entry for entry in log]
     return [entry for entry in named if DEAD in entry and is_number(entry.get("step"))]
+
+
+def at_ends(count: int) -> int:
+    """Return of how many logged steps the mean counts as the beginning, and the end, of a run: a tenth, but four where
+    there are few."""
+    return max(count // 10, min(4, count // 2), 1)
 
 
 def functions(log: Log) -> list[str]:

@@ -1,6 +1,6 @@
 """Advice: rules that say what to change in a run, from the means of what it logged last.
 
-Every bound is taken from our own measurements (docs/evidence.md): it lies beyond the runs that went well.
+Every bound is taken from our own measurements, which the rule's page tells: it lies beyond the runs that went well.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from .logged import (
     ALL_WRONG,
     DEAD,
     DEAD_EXACT,
+    LITTLE_DEAD,
+    SUM,
     TINY,
     Log,
     dead_bounds,
     is_number,
+    judged_by,
     mean,
     numbers,
     only_counted,
     pays_0_or_1,
     steps,
 )
+from .outcome import Outcome, outcome_of
 
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
@@ -83,11 +87,11 @@ class Option(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """A rule that applies, in words: what was seen, what to change, and what was measured."""
+    """A rule that applies, in words: what was seen, what to change, and the page that says why."""
 
     seen: str
     change: str
-    evidence: str
+    page: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +102,17 @@ class Rule:
         name (`str`): Two words.
         when (`tuple`): All of these hold.
         change (`str`): What that means, and what to set.
-        evidence (`str`): What was measured.
-        section (`str`): Page and anchor in docs/ of the measurement.
+        section (`str`): Page and anchor in docs/ that say why.
         signs (`tuple[Bound, ...]`): At least one of these holds, if there are any.
         options (`tuple[Option, ...]`): Settings that help; those in force are not told.
-        computed (`bool`): The evidence is arithmetic.
     """
 
     name: str
     when: tuple[Bound | Given, ...]
     change: str
-    evidence: str
     section: str
     signs: tuple[Bound, ...] = ()
     options: tuple[Option, ...] = ()
-    computed: bool = False
 
     def applies(self, facts: Facts) -> bool:
         """Tell whether it is time."""
@@ -123,12 +123,13 @@ class Rule:
         """Describe what was seen, what to change, and why."""
         signs = [sign for sign in self.signs or self.when[:1] if isinstance(sign, Bound) and sign.holds(facts)]
         seen = ", ".join(sign.measured(facts) for sign in signs).replace(NAME, facts.get(NAME, NAME).replace("'", ""))
-        evidence = f"{'Computed' if self.computed else 'Measured'}: {self.evidence} (docs/{self.section})"
-        return Advice(seen, self.told(facts).replace("`", ""), evidence.replace("`", ""))
+        return Advice(seen, self.told(facts).replace("`", ""), f"docs/{self.section}")
 
     def told(self, facts: Facts) -> str:
-        """The change, with the settings that are not in force yet; with all, where there are no facts."""
-        open_ones = [option.words for option in self.options if not facts or not option.unless.holds(facts)]
+        """The change, with the settings that are not in force yet; with all, where there are no facts, and with none
+        where a preset has chosen the settings."""
+        chosen = facts.get("replay_preset") is not None
+        open_ones = [option.words for option in self.options if not (chosen or (facts and option.unless.holds(facts)))]
         options = f" Set {', or '.join(open_ones)}." if open_ones else ""
         return f"{self.change}{options}".replace(NAME, facts.get(NAME, NAME))
 
@@ -158,18 +159,25 @@ FUNCTIONS, CHURN, NO_REWARD = "reward functions", "evicted per stored", "complet
 UNTRAINED, CLIPPED, LOWEST = "replay/untrained_fraction", "completions/clipped_ratio", "replay/lowest_fraction"
 ENTROPY, BEFORE = "entropy (share of its highest)", "replay/lowest_fraction at its least"
 EARNED = "reward (share of its best)"
-"""Where no mean is negative. Means over as many steps as advice goes by, and at least [`FEWEST_TO_FALL`]; 1 where the
-best is below [`LEARNED`]."""
+"""Of the function that counts, where no mean is negative. Means over as many steps as advice goes by, and at least
+[`FEWEST_TO_FALL`]; 1 where the best is below [`LEARNED`]."""
+ROSE = "the reward rose"
 LEARNED, FEWEST_TO_FALL = 0.1, 20
-SAME = Given("replay_iterations", ("same",))
-KEEP = Given("replay_unfilled", ("keep",))
-PRESET = '`replay_preset="sample_efficient"`, with `num_iterations=5` and `beta=2` (2 and 0.1 on a pretrained model)'
+OWN_SETTINGS = Given("replay_preset", (None,))
+"""No preset has chosen them."""
 COUNT_FIRST = Option(
     "`replay_dry_run=True`, which counts first what it would replace, also where completions are cut off and masked "
     "(`mask_truncated_completions`)",
     Given("replay_dry_run", (True,)),
 )
+LIST_AGAIN = Option(
+    '`replay_preset="sample_efficient"` where a list of prompts comes again and completions are what costs, with '
+    "`num_iterations=2` and `beta=0.1` on a pretrained model",
+    Given("replay_preset", (None,), one_of=False),
+)
 LEAST_DEAD = 0.95
+HELD_BACK = 0.25
+"""Share of the slots that could be filled from which on a limit that left them is told."""
 COLLAPSED = (Bound(LOWEST, least=LEAST_DEAD), Bound(ENTROPY, most=0.1), Bound(BEFORE, most=0.8))
 TAUGHT_WITHOUT_REPLAY = (Bound(WAS_LIVE, least=1.0), Bound(UNSCORED, most=0.1), Given(WITHOUT_REPLAY, (True,)))
 """The log shows what its groups were without replay, and some of them taught something."""
@@ -180,7 +188,6 @@ RULES = (
         COLLAPSED,
         "The policy has collapsed: every group is dead at the lowest reward, which was not so before, and completions "
         "hardly vary. Replay can't bring it back: go back to a checkpoint from before, with half the `learning_rate`.",
-        "in the table, a run counts as collapsed if it ends below half of its best mean over 25 batches.",
         "evidence-defaults.md#all-tasks-one-table",
     ),
     Rule(
@@ -188,16 +195,13 @@ RULES = (
         (Bound(GENERATIONS, least=1, most=2), Bound(DEAD_EXACT, least=0.5)),
         "Of two completions that pass or fail, both do in half of the groups or more, however good the policy: raise "
         "`num_generations` before you judge anything else, replay included.",
-        "at a pass rate of 8 %, 85 % of the groups of 2 are dead, and 51 % of the groups of 8.",
         "when-replay-pays.md#the-rule",
-        computed=True,
     ),
     Rule(
         "fallen reward",
         (Bound(EARNED, most=0.5),),
         "The mean reward fell below half of its best. Unless prompts became harder, halve the `learning_rate` before "
         "you judge anything else, replay included.",
-        "at the best rate of its pilots, stock fell from 0.13 to 0.05 on one seed; at half of it on none.",
         "when-replay-pays.md#before-you-compare",
     ),
     Rule(
@@ -213,8 +217,6 @@ RULES = (
         "sampling can help before these rewards differ. If completions fail, take easier prompts first, or explore "
         "more: a higher `temperature`, a larger `num_generations`. If they succeed, take harder prompts. If they are "
         "cut off and masked (`mask_truncated_completions`), raise `max_completion_length`.",
-        "in the table of all tasks, all 17 stock runs with at least 97.5 % dead groups, all failures, ended at reward "
-        "0.00; ten rounds of dynamic sampling did not help.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
     ),
     Rule(
@@ -222,7 +224,6 @@ RULES = (
         (Bound(UNTRAINED, least=0.1), Bound(CLIPPED, least=0.3)),
         "Rewards differ in these groups, and no row with an advantage trains a token: completions that are cut off "
         "are masked. Raise `max_completion_length`, or set `mask_truncated_completions=False`.",
-        "a group whose advantages all belong to truncated rows is dead, whatever its rewards.",
         "architecture.md#which-groups-are-dead",
     ),
     Rule(
@@ -230,7 +231,6 @@ RULES = (
         (Bound(NO_REWARD, least=0.25),),
         "No reward function scored these completions (all returned None): they train nothing. Look at why before "
         "anything else.",
-        "such rows count in no pass rate and train nothing, replayed or not.",
         "compatibility.md#rollouts-that-failed",
     ),
     Rule(
@@ -238,8 +238,6 @@ RULES = (
         (Bound(ALL_RIGHT, least=0.5), Bound(HIGHEST, least=0.5)),
         "These prompts are solved, and replaying old successes teaches little. Take harder prompts, or leave solved "
         "ones out.",
-        "with two thirds of the groups dead, dynamic sampling gave an accuracy of 0.164 for 0.130; "
-        "`replay_retire_passes` did no harm.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
         options=(
             Option(
@@ -257,7 +255,6 @@ RULES = (
         (Bound(OF_FUNCTION, least=0.5), Bound(SUM_THERE, most=0.5)),
         "Groups count as live because the sum of the rewards differs, also where NAME does not. If that is the "
         "function that you train for, give its name: `replay_reward`.",
-        "on a lock with format and length terms, the defaults ended at an accuracy of 0.00, with the name at 0.59.",
         "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
@@ -265,7 +262,6 @@ RULES = (
         (Bound(SILENT, least=1.0), Bound(DEAD_EXACT, most=0.95)),
         "In no group did NAME pay anything, so it trains nothing. If that is the function that you train for, take "
         "easier prompts or a teacher's completions first, then give its name: `replay_reward`.",
-        "on a lock with format and length terms, the defaults ended at an accuracy of 0.00.",
         "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
@@ -273,7 +269,6 @@ RULES = (
         (Bound(UNSCORED, least=0.1), Given("use_replay", (False,))),
         "The log has no reward for these steps: no function scored some rows, and TRL's share of dead groups leaves "
         "theirs out. Look at why; `replay_dry_run=True` counts these groups.",
-        "such rows count in no pass rate and train nothing, replayed or not.",
         "compatibility.md#rollouts-that-failed",
     ),
     Rule(
@@ -281,29 +276,24 @@ RULES = (
         (Bound(FUNCTIONS, least=2.0), Bound(DEAD_EXACT, most=0.5), Given("use_replay", (False,))),
         "This log has dead groups by the sum of the rewards: a function may be dead where the sum differs. "
         "`replay_dry_run=True` logs the share of each.",
-        "on a lock with format and length terms, the defaults ended at an accuracy of 0.00, with the name at 0.59.",
         "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
         "few dead",
         (
-            Bound(DEAD_EXACT, most=0.2),
+            Bound(DEAD_EXACT, most=LITTLE_DEAD),
             Bound(OF_FUNCTION, most=0.5),
             Bound(SILENT, most=0.0),
             Bound(COUNTED, least=1),
-            SAME,
-            KEEP,
+            Given(WITHOUT_REPLAY, (True,)),
         ),
-        f"There is little to replace, so replay changes little. If a completion costs more than an update: {PRESET}.",
-        "on grades, 0.25 with the defaults (14 to 27 % dead), 0.21 without replay, 0.61 with the preset.",
-        "evidence-defaults.md#all-tasks-one-table",
+        "Few groups are dead, so there is little to replace: leave replay out.",
+        "when-replay-pays.md#the-rule",
     ),
     Rule(
         "stuck",
         (*HARDLY_LIVE, Given(TOLD_APART, (True,))),
-        "Nearly all groups fail, although some were live: use replay, which gained most here.",
-        "on three of four tiny tasks where that was so at stock's end, the defaults gained 0.32 to 0.67, on the "
-        "fourth 0.00.",
+        "Nearly all groups fail, although some were live. Use replay: runs like this gain most from it.",
         "when-replay-pays.md#the-rule",
         options=(COUNT_FIRST,),
     ),
@@ -311,44 +301,32 @@ RULES = (
         "dead, right or wrong",
         (*HARDLY_LIVE, Given(TOLD_APART, (False,))),
         "Nearly all groups are dead, although some were live, and this log does not tell whether they fail or "
-        "succeed. If they fail, replay gained most here; if they succeed, take harder prompts. `replay_dry_run=True` "
-        "counts both.",
-        "on three of four tiny tasks where groups failed like this at stock's end, the defaults gained 0.32 to 0.67, "
-        "on the fourth 0.00.",
+        "succeed. If they fail, use replay: runs like this gain most from it. If they succeed, take harder prompts. "
+        "`replay_dry_run=True` counts both.",
         "when-replay-pays.md#the-rule",
     ),
     Rule(
         "dead groups",
-        (Bound(DEAD_EXACT, least=0.2), Bound(UNSOLVED, most=0.85), Bound(ALL_RIGHT, most=0.5), *TAUGHT_WITHOUT_REPLAY),
-        "Fewer groups fail than on the tasks where replay gained most: tune `learning_rate` first, and expect little "
-        f"of the defaults. If a list of prompts comes again and completions are what costs: {PRESET}.",
-        "on no task where fewer groups failed at stock's end, tiny or real, did the defaults gain 0.1, but where a "
-        "stock run had collapsed. On two lists that came again, a pretrained model had its accuracy after 1.6 and 2.1 "
-        "times fewer completions with the preset.",
-        "when-replay-pays.md#the-rule",
-        options=(COUNT_FIRST,),
-    ),
-    Rule(
-        "sparse rewards",
         (
-            Bound(ALL_WRONG, least=0.5),
-            Bound(REPLACED, least=0.3),
-            Bound(DEAD_AFTER, most=0.3),
-            Bound(GATED, most=0.1),
-            Bound(DRIFT, most=1.0),
-            Bound(UNTRAINED, most=0.1),
-            SAME,
-            KEEP,
+            Bound(DEAD_EXACT, least=LITTLE_DEAD),
+            Bound(UNSOLVED, most=0.85),
+            Bound(ALL_RIGHT, most=0.5),
+            *TAUGHT_WITHOUT_REPLAY,
         ),
-        f"Replay fills the dead slots. If a completion costs more than an update: {PRESET}.",
-        "the vault ended at 0.91 instead of 0.37.",
-        "evidence-defaults.md#all-tasks-one-table",
+        "Fewer groups fail than where replay gains most: tune `learning_rate` first, and expect little of replay's "
+        "defaults.",
+        "when-replay-pays.md#the-rule",
+        options=(COUNT_FIRST, LIST_AGAIN),
     ),
     Rule(
         "small buffer",
-        (Bound(CHURN, least=0.8), Bound(DEAD_AFTER, least=0.1), Bound("replay_buffer_size", least=1.0, most=16.0)),
+        (
+            Bound(CHURN, least=0.8),
+            Bound(DEAD_AFTER, least=0.1),
+            Bound("replay_buffer_size", least=1.0, most=16.0),
+            OWN_SETTINGS,
+        ),
         "The buffer evicts nearly all that it gets, and slots stay empty: raise `replay_buffer_size` (64 if not set).",
-        "in the buffer of 16 groups, the lock ended at 0.73, and with the default of 64 at 0.97.",
         "evidence-methods.md#methods-of-papers",
     ),
     Rule(
@@ -358,9 +336,9 @@ RULES = (
             Bound(SIZE, least=16.0),
             Given("replay_kl", ("all_wrong",), one_of=False),
             Given("replay_unfilled", ("mask", "exclude"), one_of=False),
+            OWN_SETTINGS,
         ),
-        "Dead groups are trained on although others are stored: `session.explain()` counts why.",
-        "the defaults left 0 to 15 % dead on four tasks.",
+        "Dead groups are trained on although others are stored.",
         "evidence.md#learning",
         options=(
             Option("`replay_max_fraction=1.0`", Given("replay_max_fraction", (1.0,))),
@@ -371,9 +349,8 @@ RULES = (
     ),
     Rule(
         "no correction",
-        (Bound(REPLACED, least=0.01), Given("replay_correction", ("none",))),
+        (Bound(REPLACED, least=0.01), Given("replay_correction", ("none",)), OWN_SETTINGS),
         'Replayed rows count as if they were fresh. Set `replay_correction="ratio"`.',
-        "accuracy on addition 0.11 for 0.17 without replay, and a fifth of the defaults' reward on the lock.",
         "evidence-methods.md#methods-of-papers",
     ),
     Rule(
@@ -382,11 +359,10 @@ RULES = (
             Given("replay_correction", ("none", "topr", "imitation"), one_of=False),
             Bound(ALL_RIGHT, most=0.5),
             Bound(UNTRAINED, most=0.1),
+            Given(ROSE, (True,), one_of=False),
         ),
-        "The policy has left what is stored. If reward does not rise, halve `learning_rate`; if that is not enough, "
-        "change the correction.",
-        "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5, and "
-        "on one task of a pretrained model the best rate had one of 1.8; an age limit never helped by more than 0.03.",
+        "Stored completions are too off-policy, and the reward does not rise: halve `learning_rate`. If that is not "
+        "enough, change the correction.",
         "evidence-methods.md#methods-of-papers",
         signs=(Bound(DRIFT, least=1.0), Bound(ESS, most=0.5), Bound(RATIO, most=0.8)),
         options=(Option('`replay_correction="topr"`', Given("replay_correction", ("topr",))),),
@@ -396,7 +372,6 @@ RULES = (
         (Bound(GATED, least=0.5), Given("replay_correction", ("imitation",), one_of=False)),
         'The correction masks what is replayed: set `replay_correction="sequence_mask"` (0.5 to 2) in the place of '
         'narrower limits, or `"ratio"`, the default.',
-        "on the lock, the first ended at 0.80, the second at 0.97.",
         "evidence-defaults.md#all-tasks-one-table",
     ),
 )
@@ -417,6 +392,8 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     entries = steps(log)
     if len(entries) < FEWEST:
         return [], {}
+    settings = {**settings, "replay_reward": settings.get("replay_reward") or judged_by(entries)}
+    came_to = outcome_of(log, settings["replay_reward"])
     labeled = pays_0_or_1(entries)
     attached = any(DEAD_EXACT in entry for entry in entries)
     never_live = all(entry[DEAD] == 1 for entry in entries)
@@ -430,7 +407,8 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
         ALL_RIGHT: 0.0,
         HIGHEST: 0.0,
         SILENT: 0.0,
-        EARNED: _earned(entries, len(last)),
+        EARNED: _earned(entries, len(last), SUM if came_to is None else came_to.key),
+        ROSE: came_to is not None and came_to.rose,
         TOLD_APART: labeled or attached,
         **means,
         **_derived(entries, last, settings, attached),
@@ -515,13 +493,13 @@ def healthy_before(log: Log) -> float | None:
     return float(max(entry["step"] for entry in earlier if entry[LOWEST] < LEAST_DEAD))
 
 
-def _earned(entries: Log, count: int) -> float:
+def _earned(entries: Log, count: int, key: str) -> float:
     """Return the mean reward of the last entries as a share of the best mean; 1 where none is high enough to tell, and
     where one is negative."""
     count = max(count, FEWEST_TO_FALL)
-    if any(entry["reward"] < 0 for entry in entries if is_number(entry.get("reward"))):
+    if any(value < 0 for value in numbers(entries, key)):
         return 1.0
-    best, now = max(_windows(entries, "reward", count), default=0.0), mean(entries[-count:], "reward")
+    best, now = max(_windows(entries, key, count), default=0.0), mean(entries[-count:], key)
     return 1.0 if now is None or best < LEARNED else min(now / best, 1.0)
 
 
@@ -559,7 +537,7 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
     last, facts = facts_of(log, settings)
     if not last:
         return f"fewer than {FEWEST} steps were logged", []
-    about = f"means of logged steps {last[0]:g} to {last[-1]:g}"
+    about = f"logged steps {last[0]:g} to {last[-1]:g}"
     applying = [rule for rule in RULES if rule.applies(facts)]
     if applying and applying[0].name == "collapse":
         applying = applying[:1]  # nothing else helps before
@@ -572,8 +550,51 @@ def remedy_for_masks(settings: Mapping[str, Any]) -> str:
     return found[0].told(settings).replace("`", "") if found else ""
 
 
-def what_to_change(log: Log, settings: Mapping[str, Any]) -> list[str]:
-    """Return the same as lines under a title; none where no rule applies."""
+def of_caps(held_back: Mapping[str, int], replaced: int, settings: Mapping[str, Any]) -> list[Advice]:
+    """Return what to change where a limit kept replay from a good part of what it could have replaced.
+
+    Args:
+        held_back (`Mapping[str, int]`): By setting, slots that stored groups could have filled without it.
+        replaced (`int`): Groups that were replaced.
+        settings (`Mapping[str, Any]`): Of [`ReplayConfig`].
+    """
+    if not OWN_SETTINGS.holds(settings):
+        return []
+    return [
+        Advice(
+            f"{name}={settings[name]!r} left {count} of {count + replaced} slots as they were that could be filled",
+            f"A limit holds replay back: raise {name}, or leave it out.",
+            "docs/choosing.md",
+        )
+        for name, count in held_back.items()
+        if count >= HELD_BACK * (count + replaced)
+    ]
+
+
+def what_to_change(log: Log, settings: Mapping[str, Any], caps: Sequence[Advice] = ()) -> list[str]:
+    """Return what to change in lines, the first thing first; one line that says so where there is nothing.
+
+    Args:
+        log (`Log`): Of a run with or without replay.
+        settings (`Mapping[str, Any]`): Of [`ReplayConfig`].
+        caps (`Sequence[Advice]`): What is known from elsewhere.
+    """
     about, found = advise(log, settings)
-    lines = [f"  * {seen}: {change}\n    {evidence}" for seen, change, evidence in found]
-    return lines and [f"what to change ({about}):", *lines]
+    return in_lines(about, [*found, *caps], outcome_of(log, settings.get("replay_reward")))
+
+
+def in_lines(about: str, found: Sequence[Advice], came_to: Outcome | None) -> list[str]:
+    """Describe advice in lines: a title and the first thing, then the others."""
+    if not found:
+        return [f"what to change: {nothing(about, came_to)}"]
+    lines = [f"{change} ({seen}; {page})" for seen, change, page in found]
+    return [f"what to change, by {about}: {lines[0]}", *(f"then: {line}" for line in lines[1:])]
+
+
+def nothing(about: str, came_to: Outcome | None) -> str:
+    """Describe that no rule applies, and no more than a log shows."""
+    if not about.startswith("logged"):
+        return f"too early to tell ({about})"
+    if came_to is not None and came_to.steps >= FEWEST_TO_FALL and not came_to.rose:
+        return f"no rule names a fault by {about}, but the reward did not rise"
+    return f"nothing, by {about}"

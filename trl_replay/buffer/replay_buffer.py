@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..base.generators import Generators
 from ..base.progress import Clock
-from ..data.counters import Tally, Totals
+from ..data.counters import HELD_BACK, Tally, Totals
 from ..data.prompt_table import PromptTable
 from ..data.table import Table
 from ..data.types import FROM_POLICY, NONE, Bools, Context, Floats, Group, Groups, Ints
@@ -131,6 +132,8 @@ class ReplayBuffer:
         self.totals = Totals()
         self.prompts = prompts
         self.serial = 0
+        self.ended: Counter[str] = Counter()
+        """Entries that a limit has ended since this process began, by the limit."""
         self.size = size
         self._store = Store(capacity, max_bytes, size, functions)
         self.adder: Callable[..., int] | None = None
@@ -261,7 +264,8 @@ class ReplayBuffer:
         left = self._store.forget(np.flatnonzero(np.isin(table.prompt, prompts)))
         tally.retire(left, "its prompt was solved (replay_retire_passes)")
         spent = np.zeros(len(table), bool)
-        for entries in self._spent().values():
+        for limit, entries in self._spent().items():
+            self.ended[limit] += int(entries.sum())
             spent |= entries
         self._store.forget(np.flatnonzero(spent))  # not counted: these limits are the entries' ordinary end
         return prompts
@@ -395,12 +399,13 @@ class ReplayBuffer:
         tally = Tally() if tally is None else tally
         hooks, context = self.rules.hooks, self.context(slots)
         eligible, reasons = self._eligible(keys, hooks.eligible(self.table, self.context()) | dict(held or {}))
+        count = 1 if slots is None else len(slots)
+        wanted = count if wanted is None else wanted
+        self._note_caps(count, wanted, len(eligible), tally)
         if not len(eligible):
             tally.note(1, self._shortage(reasons))
             return None
         table = self.table.take(eligible) if len(eligible) < len(self) else self.table
-        count = 1 if slots is None else len(slots)
-        wanted = count if wanted is None else wanted
         rows = hooks.sample(table, count, context)
         if len(rows) < wanted:
             tally.note(1, self._shortage(reasons))
@@ -435,6 +440,14 @@ class ReplayBuffer:
         if rules.max_uses is not None:
             excluded["replay_max_uses"] = table.uses >= rules.max_uses
         return excluded
+
+    def _note_caps(self, slots: int, wanted: int, eligible: int, tally: Tally) -> None:
+        """Count the slots that a limit left, and that eligible entries, or those that it ended, could have filled."""
+        tally.note(min(slots, eligible) - min(wanted, eligible), f"replay_max_fraction{HELD_BACK}")
+        room = self.capacity - len(self)
+        if self.ended and room > 0:
+            limit, count = self.ended.most_common(1)[0]
+            tally.note(min(max(wanted - eligible, 0), count, room), f"{limit}{HELD_BACK}")
 
     def _note_empty(self, prompts: Ints, table: Table, tally: Tally) -> None:
         """Count the slots, of these prompts, for which the sampler drew nothing."""

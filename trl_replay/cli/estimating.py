@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..base.validation import unusable
 from .command import Command
-from .tables import make_console, make_table
+from .tables import make_console, make_table, printable
 
 if TYPE_CHECKING:
     from ..advice.logged import Bounds
@@ -25,7 +25,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ..advice.logged import SCALED_BY_BATCH
+    from ..advice.rules import in_lines
     from ..report.estimate import estimate
 
     size = options.num_generations
@@ -33,36 +33,48 @@ def _run(options: argparse.Namespace) -> int:
         raise unusable("--num_generations", size, "give the trainer's, a number of at least 2")
     found = estimate(options.source, size)
     console = make_console()
+    if found.outcome:
+        console.print(f"outcome: {found.outcome}", markup=False, highlight=False)
     console.print(make_table(found.source, ("", "mean over logged steps"), _facts(found)))
-    if found.dry_run:
-        console.print("Replay counted in this run, and replaced nothing (replay_dry_run).")
-    elif found.had_replay:
-        console.print("Replay was attached to this run already: `trl-replay report` shows what it did.")
-    else:
-        console.print(
-            "All wrong and all right: told where rewards were 0 and 1 alone and each step was logged "
-            "(logging_steps=1). A run with replay counts them."
-        )
-        console.print(SCALED_BY_BATCH, markup=False)
-    if found.advice and found.num_generations is None:
-        console.print("Groups are taken for 8 completions each: if they have others, give --num_generations.")
-    console.print(
-        f"\nWhat to change, by the {found.about}:" if found.advice else f"\nNo advice: {found.about}.", markup=False
-    )
-    for seen, change, evidence in found.advice:
-        console.print(f"- {seen}: {change}\n  {evidence}", markup=False)
+    for line in [*_notes(found), "", *in_lines(found.about, found.advice, found.outcome)]:
+        console.print(printable(line), markup=False, highlight=False)
     return 0
 
 
 def _facts(found: Estimate) -> list[tuple[str, str]]:
     """Return the figures of the whole run, each with its name."""
-    bound = "none: every group was dead" if found.bound is None else f"{found.bound:.2f} times the live groups a batch"
     return [
         ("dead groups", _percent(found.dead)),
         ("all wrong", _between(found.all_wrong)),
         ("all right", _between(found.all_right)),
-        ("most that filling them gives", bound),
+        ("with a gradient", _live(1 - found.dead)),
     ]
+
+
+def _live(share: float) -> str:
+    """The share of live groups, as one in so many where they are few."""
+    if share == 0:
+        return "no group"
+    return f"{_percent(share)} of the groups" if share > 0.5 else f"1 group in {1 / share:.3g}"
+
+
+def _notes(found: Estimate) -> list[str]:
+    """What the figures don't tell."""
+    from ..advice.logged import LITTLE_DEAD, SCALED_BY_BATCH
+
+    if found.dry_run:
+        return ["Replay counted in this run, and replaced nothing (replay_dry_run)."]
+    if found.had_replay:
+        return ["Replay was attached to this run already: `trl-replay report` shows what it did."]
+    notes = [SCALED_BY_BATCH] if found.dead < LITTLE_DEAD else []
+    if found.all_wrong is None or found.all_wrong[0] != found.all_wrong[1]:
+        notes.append(
+            "All wrong and all right: told where rewards were 0 and 1 alone and each step was logged "
+            "(logging_steps=1). A run with replay counts them."
+        )
+    if found.advice and found.num_generations is None:
+        notes.append("Groups are taken for 8 completions each: if they have others, give --num_generations.")
+    return notes
 
 
 def _percent(share: float) -> str:

@@ -24,6 +24,9 @@ UNTRAINED = "a group counted as dead though its rewards differ: no row with an a
 OF_NO_TASK = "a group counts as a task of its own: its prompts differ, and its environment has no task_id"
 BY_THE_SUM = "a group was judged by the weighted sum: the function that replay_reward names did not score it"
 
+HELD_BACK = " left a slot as it was that a stored group could have filled"
+"""After the name of a setting: a reason why less was replayed."""
+
 
 @dataclass(slots=True)
 class Tally:
@@ -318,8 +321,16 @@ class Totals:
             cause = ":" if self.reasons else ": the buffer has just begun"
             lines.append(f"nothing was replayed{cause}")
         elif self.reasons:
-            lines.append("where less was replayed, or a group was refused:")
+            lines.append("why groups were not replaced or stored:")
         return "\n".join([*lines, *self._told_reasons()])
+
+    def held_back(self) -> dict[str, int]:
+        """Return, by the setting that limits replay, the slots that stored groups could have filled without it."""
+        return {
+            reason.removesuffix(HELD_BACK): count
+            for reason, count in self.reasons.items()
+            if reason.endswith(HELD_BACK)
+        }
 
     def _told_reasons(self) -> list[str]:
         return [f"  {times} x {reason}" for reason, times in self.reasons.most_common()]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..advice.logged import SUM
 from .charts import line_chart
 from .page import render
-from .runs import AXES, SUM, Measure, Run, measure_of
+from .runs import AXES, Measure, Run, measure_of
 from .verdict import to_end, told
 
 COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97")

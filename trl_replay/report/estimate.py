@@ -21,6 +21,7 @@ from ..advice.logged import (
     only_counted,
     pays_0_or_1,
 )
+from ..advice.outcome import Outcome, outcome_of
 from ..advice.rules import GENERATIONS, Advice
 from ..errors import ReplayError
 from .inspection import advice_on, settings_of
@@ -45,8 +46,7 @@ class Estimate:
         all_wrong, all_right (`tuple[float, float]`, *optional*): Least and greatest shares of groups without and with
             nothing but passing completions. TRL's log gives bounds where it shows that every reward was 0 or 1
             (one function, `logging_steps=1`), and none elsewhere.
-        bound (`float`, *optional*): Most that filling dead groups can multiply the live groups of a batch by:
-            1 / (1 − dead). None if all were dead.
+        outcome ([`Outcome`], *optional*): Where its reward began and ended.
         had_replay (`bool`): Replay was attached to the run.
         dry_run (`bool`): It replaced nothing (`replay_dry_run`).
         num_generations (`int`, *optional*): Completions of a group: given, or of the checkpoint; None where it is not
@@ -59,7 +59,7 @@ class Estimate:
     dead: float
     all_wrong: Bounds | None
     all_right: Bounds | None
-    bound: float | None
+    outcome: Outcome | None
     had_replay: bool
     dry_run: bool
     num_generations: int | None
@@ -93,7 +93,7 @@ def estimate(source: str | Path, num_generations: int | None = None) -> Estimate
         dead=dead,
         all_wrong=_mean_known([step.all_wrong for step in steps]),
         all_right=_mean_known([step.all_right for step in steps]),
-        bound=1 / (1 - dead) if dead < 1 else None,
+        outcome=outcome_of(log, settings.get("replay_reward")),
         had_replay=any(DEAD_EXACT in entry for entry in log),
         dry_run=only_counted(log),
         num_generations=settings.get(GENERATIONS),

@@ -13,7 +13,9 @@ from ..advice.logged import (
     DEAD,
     DEAD_EXACT,
     DRY_RUN,
+    LITTLE_DEAD,
     SCALED_BY_BATCH,
+    SUM,
     Log,
     judged_by,
     mean,
@@ -21,7 +23,8 @@ from ..advice.logged import (
     points,
     steps,
 )
-from ..advice.rules import DEAD_AFTER, GENERATIONS, REPLACED
+from ..advice.outcome import outcome_of
+from ..advice.rules import DEAD_AFTER, GENERATIONS, REPLACED, nothing
 from ..base.files import replacing
 from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
@@ -29,7 +32,7 @@ from ..setup.config import ReplayConfig
 from .charts import Line, line_chart
 from .inspection import SUMMARIZED, SUMMARY, advice_on, inspect
 from .log import buffer_in, read_log
-from .runs import SUM, Measure, Run, evaluations, measure_of
+from .runs import Measure, Run, evaluations, measure_of
 
 GRAY, BLUE, RED, GREEN = "#868d97", "#2f86d8", "#dd6249", "#3b9d5d"
 """Colors that are seen on a light and on a dark page."""
@@ -75,11 +78,13 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None, reward: str 
     dead = DEAD_EXACT if replayed else DEAD
     settings = {} if buffer is None else buffer["settings"]
     run = Run(name, log, evaluations=evaluations(history), counts=settings.get("replay_reward") or judged_by(log))
-    measure = measure_of([run], reward) if reward or run.counts else Measure(SUM, SUM, given=False)
+    named = reward or run.logs(f"rewards/{run.counts}/mean")
+    measure = measure_of([run], reward) if named else Measure(SUM, SUM, given=False)
     charts = _charts_of_log(log, acted, dead, run, measure)
     defaults = ReplayConfig().to_dict()
     size = {} if buffer is None else {GENERATIONS: buffer["num_generations"]}
-    about, advice = advice_on(log, {**settings, **size})
+    about, advice = advice_on(history, {**settings, **size})
+    came_to = outcome_of(history, measure.name if measure.given else None)
     changed = {
         name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
     }
@@ -90,7 +95,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None, reward: str 
         steps=len(log),
         last_step=log[-1]["step"] if log else None,
         only_counted=only_counted(log),
-        scaled_by_batch=SCALED_BY_BATCH,
+        scaled_by_batch=SCALED_BY_BATCH if (mean(log, DEAD) or 0) < LITTLE_DEAD else "",
         means={"dead": mean(log, dead), "replaced": mean(told, REPLACED), "dead_after": mean(told, DEAD_AFTER)},
         charts=charts,
         what=measure.words,
@@ -98,7 +103,8 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None, reward: str 
         summary=SUMMARY,
         columns=SUMMARIZED,
         changed=changed,
-        about=about,
+        came_to=came_to,
+        about=f"By {about}" if advice else f"{nothing(about, came_to)}".capitalize(),
         advice=advice,
     )
 

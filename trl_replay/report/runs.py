@@ -9,7 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..advice.logged import DEAD, DEAD_EXACT, DRY_RUN, Log, functions, is_number, judged_by, steps
+from ..advice.logged import (
+    DEAD,
+    DEAD_EXACT,
+    DRY_RUN,
+    ROLLOUTS,
+    SUM,
+    Log,
+    at_ends,
+    functions,
+    is_number,
+    judged_by,
+    steps,
+)
 from ..advice.rules import DEAD_AFTER
 from ..data.types import Floats
 from ..errors import ReplayError
@@ -18,8 +30,6 @@ from .crossing import Curve
 from .inspection import settings_of
 from .log import read_log
 
-SUM = "reward"
-"""TRL's name for the weighted sum of all reward functions."""
 AXES = ("completions generated", "updates", "seconds in training steps")
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 LAST_NUMBER = re.compile(r"(\d+)\D*$")
@@ -76,7 +86,7 @@ class Run(NamedTuple):
     @property
     def axes(self) -> list[Floats]:
         """Its progress at each logged step, by each of `AXES`; NaN where the log does not tell."""
-        updates, rollouts = self.column("step"), self.column("replay/rollouts")
+        updates, rollouts = self.column("step"), self.column(ROLLOUTS)
         if self.completions and np.isnan(rollouts).all():
             rollouts = self.completions * updates
         seconds = np.diff(updates, prepend=0) * self.column("step_time")
@@ -134,7 +144,7 @@ class Run(NamedTuple):
 
 def smoothed(at: Floats, values: Floats) -> Curve:
     """Return the means over a tenth of the values, each where its last value is."""
-    width = max(len(values) // 10, 1)
+    width = at_ends(len(values))
     means = np.convolve(values, np.full(width, 1 / width), "valid") if len(values) else values
     return Curve(at[width - 1 :].tolist(), means.tolist())
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..advice.logged import functions
+from ..advice.logged import SUM, at_ends, functions
 from ..base.sizes import counted
 from .crossing import Curve, Saved, median_and_range, saved
-from .runs import AXES, SUM, Measure, Run
+from .runs import AXES, Measure, Run
 
 ENOUGH = 3
 """Runs of each label without which the page says that nothing is proven."""
@@ -106,7 +106,7 @@ def to_end(first: Sequence[Run], second: Sequence[Run], key: str) -> ToEnd | Non
     means = [mean_curve(runs, key, axis) for runs in (first, second)]
     high, low = ((second, first), (first, second))[means[1].end < means[0].end]
     of_high, of_low = (mean_curve(runs, key, axis) for runs in (high, low))
-    last = of_low.values[-max(len(of_low.values) // 10, 1) :]
+    last = of_low.values[-at_ends(len(of_low.values)) :]
     if of_low.end - of_low.values[0] <= np.std(last):
         return None
     seeds = [(one.curve(key, axis), other.curve(key, axis)) for one, other in pairs(high, low)]
