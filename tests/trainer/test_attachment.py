@@ -494,7 +494,7 @@ def detaching(hook: str, trainers: list[Any]) -> Any:
 def test_52_detach_inside_a_hook_trains_on_the_trainers_own_batch(tmp_path: Path, plug: Any, hook: str) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, max_steps=4)
     plugin = plug(detaching(hook, [trainer]))
-    trl_replay.attach(trainer, replay_plugins=plugin, replay_start=0, replay_buffer_size=1)
+    trl_replay.attach(trainer, replay_plugins=plugin, replay_start=0, replay_buffer_size=1, replay_record="loss")
     trainer.train()
     assert "_compute_loss" not in trainer.__dict__, "it was detached"
     for loss in trainer.losses[2:]:

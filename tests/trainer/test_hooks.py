@@ -62,7 +62,7 @@ def trainer_of(path, **settings):
 def train(path, replay_plugins="mine", **replay):
     """Trains four updates of one live and two dead groups each; returns the session."""
     trainer = trainer_of(path)
-    session = trl_replay.attach(trainer, replay_plugins=replay_plugins, **replay)
+    session = trl_replay.attach(trainer, replay_plugins=replay_plugins, **{"replay_record": "loss", **replay})
     trainer.train()
     session.its_trainer = trainer  # the session holds it weakly
     return session

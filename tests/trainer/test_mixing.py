@@ -200,7 +200,7 @@ def test_rows_are_mixed_with_their_tool_masks(tmp_path: Any) -> None:
     watched(trainer, "joint")
 
 
-def test_auto_takes_the_forward_where_rows_of_live_groups_may_be_displaced_and_says_so(tmp_path: Any) -> None:
+def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_so(tmp_path: Any) -> None:
     def records(folder: str, **settings: Any) -> bool:
         trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT))
         session = trl_replay.attach(trainer, **{**MIXED, "replay_record": "auto", **settings})
@@ -210,7 +210,21 @@ def test_auto_takes_the_forward_where_rows_of_live_groups_may_be_displaced_and_s
         assert records("live")
     assert not records("dead", replay_selector="zero_std", replay_selector_kwargs=None)
     whole = {"replay_mixer": "whole", "replay_mixer_kwargs": None, "replay_advantages": "stored"}
-    assert not records("whole", **whole)
+    with pytest.warns(UserWarning, match="may choose live groups, .* so that they are stored"):
+        assert records("whole", **whole)
+
+
+def test_163_a_selector_of_live_groups_starves_no_buffer(tmp_path: Any) -> None:
+    """Whole groups take the places of live ones, which are stored all the same."""
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)
+    with pytest.warns(UserWarning, match="adds one forward"):
+        session = trl_replay.attach(
+            trainer, replay_selector="always", replay_selector_kwargs={"share": 1.0}, replay_start=0
+        )
+    trainer.train()
+    assert session.totals.counters["replaced"] > 6, "live groups, too"
+    assert session.totals.counters["stored"] == 2 * 6
+    assert session.totals.counters["lost"] == 0
 
 
 def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path: Any) -> None:

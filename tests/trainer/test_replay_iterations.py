@@ -165,7 +165,7 @@ def test_the_kl_term_counts_of_the_rows_that_are_asked_for(
     trainer = referred(tmp_path, loss_type=loss)
     session = trl_replay.attach(
         trainer, replay_kl=kl, replay_iterations=iterations, replay_start=0, replay_selector="always",
-        replay_selector_kwargs={"share": 0.7},
+        replay_selector_kwargs={"share": 0.7}, replay_record="loss",
     )  # fmt: skip
     watch = follow(trainer, session)
     watch.counts_kl = KL[kl]
@@ -220,7 +220,7 @@ def test_137_a_selector_has_the_whole_batch_where_all_wrong_groups_stay(tmp_path
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [RIGHT, DEAD, LIVE]), beta=0.1, max_steps=4)
     session = trl_replay.attach(
         trainer, replay_kl="all_wrong", replay_start=0, replay_plugins=plug(Seeing()), replay_selector="always",
-        replay_selector_kwargs={"share": 0.34},
+        replay_selector_kwargs={"share": 0.34}, replay_record="loss",
     )  # fmt: skip
     steps = record(session)
     trainer.train()

@@ -131,7 +131,8 @@ def test_111_a_live_group_that_the_function_does_not_score_keeps_its_place(tmp_p
     apart, right = Rewards([[0.1, 0.2, 0.3, 0.9], DEAD, DEAD]), Rewards([NOT_SCORED, LIVE, HALF])
     apart.__name__, right.__name__ = "apart", "accuracy"
     trainer = make_trainer(tmp_path, [apart, right], max_steps=5)
-    session = trl_replay.attach(trainer, replay_start=0, replay_reward="accuracy", replay_selector=selector)
+    settings = {"replay_reward": "accuracy", "replay_selector": selector, "replay_record": "loss"}
+    session = trl_replay.attach(trainer, replay_start=0, **settings)
     steps = record(session)
     trainer.train()
     assert session.totals.counters["stored"] > 8

@@ -59,7 +59,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     functions = len(trainer.reward_func_names)
     counting = _counting(trainer, config.replay_reward)
     mixes_rows = not getattr(made["mixer"], "takes_whole_groups", False)
-    records = _records(settings, made["selector"], mixes_rows)
+    records = _records(settings, made["selector"])
     if room.groups:
         weighs_tokens = compat.allows_token_weights(trainer)
         stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device, weighs_tokens)
@@ -198,17 +198,15 @@ def _draws_same_prompt(settings: Settings, sampler: Any) -> bool:
     return _all_say(_objects(settings, "sample") or [sampler], "same_prompt")
 
 
-def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:
-    """Tell whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
-    replaced, whose log-probs the loss would never show."""
+def _records(settings: Settings, selector: Any) -> bool:
+    """Tell whether every batch gets a forward for its log-probs: `"auto"` takes one where live groups may be replaced,
+    or rows of them, whose log-probs the loss would never show."""
     config = settings.config
     if config.replay_dry_run or not config.replay_buffer_size:  # nothing is displaced, or nothing stored
         return False
     if config.replay_record != "auto":
         return config.replay_record == "forward"
-    may_mix = mixes_rows or bool(_plugins_with(settings, "mix"))
-    may_choose_live = bool(_plugins_with(settings, "select")) or not getattr(selector, "only_dead", False)
-    return may_mix and may_choose_live
+    return not _all_say(_objects(settings, "select") or [selector], "only_dead")
 
 
 def idle_components() -> Components:

@@ -226,8 +226,8 @@ class ReplayConfig:
     replay_record: Annotated[str, Rule(choice("auto", "loss", "forward"))] = setting(
         "auto",
         """Source of fresh groups' log-probs: `"loss"`, the forward pass of the loss, which never sees replaced rows,
-        or `"forward"`, one more forward pass without gradients per batch, so that live groups that receive stored
-        rows can be stored too. `"auto"`: the extra pass if stored rows are mixed into live groups.""",
+        or `"forward"`, one more forward pass without gradients per batch, so that live groups that are replaced, or
+        receive stored rows, can be stored too. `"auto"`: the extra pass if the selector may choose live groups.""",
     )
     replay_kl: Annotated[str, Rule(choice("all", "fresh", "all_wrong"))] = setting(
         "all",

@@ -247,9 +247,9 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
         and trainer.accelerator.is_main_process
     ):
         yield (
-            "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
-            "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "
-            "'loss' to go without such groups."
+            f"The selector {settings.label('selector')} may choose live groups, whose log-probs the loss then never "
+            "shows: replay_record='auto' adds one forward without gradients to every generation batch, so that they "
+            "are stored. Set replay_record='forward' to agree, or 'loss' to store none of them."
         )
 
 
