@@ -397,6 +397,9 @@ class ReplayBuffer:
             What was drawn; None if nothing was.
         """
         tally = Tally() if tally is None else tally
+        if not len(self):
+            tally.note(1, self._shortage([]))
+            return None
         hooks, context = self.rules.hooks, self.context(slots)
         eligible, reasons = self._eligible(keys, hooks.eligible(self.table, self.context()) | dict(held or {}))
         count = 1 if slots is None else len(slots)
