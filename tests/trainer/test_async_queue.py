@@ -190,6 +190,25 @@ def test_115_a_warm_start_trains_no_row_that_the_synchronous_run_left_out(policy
     assert not left_out & set(replayed)
 
 
+def test_179_a_warm_start_cuts_no_group_of_forked_completions_into_groups_of_other_baselines(
+    policy: Any, tmp_path: Any
+) -> None:
+    def forked(number: int, version: int) -> list[Any]:
+        return samples_of(number, DEAD if number % 2 else LIVE, version, forks=1 + 2 * (number % 4 == 0))
+
+    before = make_async_trainer(tmp_path / "a", policy, Script(forked))
+    stored = trl_replay.attach(before, replay_start=None)
+    before.train()
+    sizes = [len(stored.buffer[serial].masked) for serial in stored.buffer]
+    assert set(sizes) == {SIZE, SIZE + 2}
+    path = stored.export(tmp_path / "groups.parquet")
+    trainer = make_async_trainer(tmp_path / "b", policy, Script(all_live))
+    session = trl_replay.attach(trainer)
+    assert session.buffer.add(path) == sizes.count(SIZE)
+    assert session.totals.counters["refused"] == sizes.count(SIZE + 2)
+    assert any("forked conversations" in reason for reason in session.totals.reasons)
+
+
 def test_115_a_files_advantages_of_tokens_are_refused(policy: Any, tmp_path: Any) -> None:
     """A sample of TRL's has one advantage."""
     rows = [

@@ -342,6 +342,9 @@ def _parts(
     if any(has_images(member.row) for member in members):
         tally.refuse(1, "it has images, and its file does not hold them")
         return
+    if any(member.row.get("forked") for member in members):
+        tally.refuse(1, "completions of it have several rows (forked conversations), and here each has one")
+        return
     whole = len(members) // size * size
     for start in range(0, whole, size):
         yield members[start : start + size], len(members) == size and not gathered.lacks

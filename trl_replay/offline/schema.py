@@ -24,7 +24,7 @@ TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and s
 TOKENS += (ADVANTAGES,)
 """Token-level fields, each a column of lists; null where all values are implied or absent."""
 OWN = {"completion", "prompt_ids", "completion_ids", "reward", "advantage", "masked", "update", "uses", "score"}
-OWN |= {"group", "images", *TOKENS}
+OWN |= {"group", "images", "forked", *TOKENS}
 """Columns that are a file's."""
 WRITTEN_OUT = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
 """How a text begins that pandas, or JSON, made of messages."""
@@ -99,7 +99,7 @@ def _fault(name: str, value: Any, vocabulary: int) -> str | None:
             return "is not finite"
         too_large = abs(float(value)) > LARGEST_ADVANTAGE
         return f"is larger than {LARGEST_ADVANTAGE:g}, which no gradient of float32 bears" if too_large else None
-    if name == "masked":
+    if name in ("masked", "forked"):
         return None if isinstance(value, bool | np.bool_) else "is neither true nor false"
     if name in ("prompt_ids", "completion_ids"):
         return None if _are_ids(value, vocabulary) else "are no token ids of this model"
