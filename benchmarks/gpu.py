@@ -169,9 +169,9 @@ def train(
             use_cpu=not on_gpu,
         )
         trainer.remove_callback(PrinterCallback)
+        session = None if replay is None else attach(trainer, **replay)
         forwards: Counter[str] = Counter()
         trainer.model.register_forward_hook(lambda *_: forwards.update(policy=1))
-        session = None if replay is None else attach(trainer, **replay)
         if session is not None:
             for name in compat.SEAM:
                 trainer.__dict__[name] = clock.timed(trainer.__dict__[name], f"seam{name}")

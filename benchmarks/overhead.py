@@ -150,11 +150,11 @@ def run(
             **settings,
         )
         trainer.remove_callback(PrinterCallback)
+        session = None if replay is None else attach(trainer, **replay)
         forwards = {"policy": 0, "reference": 0}
         for name, module in (("policy", trainer.model), ("reference", trainer.ref_model)):
             if module is not None:
                 module.register_forward_hook(lambda *_, name=name: forwards.update({name: forwards[name] + 1}))
-        session = None if replay is None else attach(trainer, **replay)
         if session:
             for name in ("settle", "_place"):
                 setattr(session.decisions, name, timed(getattr(session.decisions, name), clock, name))
