@@ -140,7 +140,8 @@ def test_every_built_in_strategy_passes(trainer: Any) -> None:
         for plugin, spec in registry().strategies(kind):
             if plugin.name in (BUILTIN, "freshness"):
                 settings = {"replay_sampler": "proportional"} if spec.name == "per" else {}
-                attach(trainer, **{"replay_advantages": "stored", **settings, f"replay_{kind}": spec.name})
+                settings |= {"replay_advantages": "stored", "replay_record": "forward"}
+                attach(trainer, **{**settings, f"replay_{kind}": spec.name})
 
 
 class Counting:
