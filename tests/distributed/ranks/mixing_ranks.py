@@ -38,7 +38,7 @@ def settings_of(name: str) -> dict[str, Any]:
     if name == ITERATIONS:
         return {"replay_iterations": "replay", "replay_start": 0, "replay_seed": 3}
     if name in ("gfpo", "zscore"):  # beside a buffer
-        return {"replay_plugins": [name], "replay_start": 0, "replay_seed": 3}
+        return {"replay_plugins": [name], "replay_record": "loss", "replay_start": 0, "replay_seed": 3}
     return {"replay_preset": name, "replay_seed": 3}
 
 
