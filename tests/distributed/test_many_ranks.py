@@ -91,7 +91,7 @@ def test_43_seven_ranks_that_wait_for_one_without_replay_name_it(ranks: Results)
             assert rank["type"]
         else:
             assert rank["type"] == "SeamError"
-            assert f"Replay waits on rank {number} with training: rank {LOST} did not come" in rank["text"]
+            assert f"Replay waits on rank {number} with training: rank {LOST} did not reach it" in rank["text"]
 
 
 @pytest.mark.parametrize("case", ["one is too late", "one is killed"])

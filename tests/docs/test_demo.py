@@ -86,7 +86,7 @@ def test_the_example_trains_on_two_processes_with_each_scope(taught: Any, tmp_pa
         assert trained["processes"] == 2
         assert len(trained["reward"]) == 6
         assert trained["rollouts"] == 6 * 64, "the same completions as one process has"
-        assert trained["explanation"].startswith("replay on rank 0 of 2: 6 generation batches")
+        assert "\nreplay on rank 0 of 2: 6 generation batches" in trained["explanation"]
 
 
 def test_reached_is_the_end_of_the_first_window_that_is_good_enough() -> None:

@@ -116,5 +116,5 @@ def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_pa
     for serial, nbytes in zip(table.serial.tolist(), table.nbytes.tolist(), strict=True):
         assert nbytes == session.buffer.load(serial).nbytes
     rows = 12
-    assert told["share"] == {80 * rows}
+    assert told["share"] == {88 * rows}
     assert 272 + 8 * -(-rows // 48) in told["agree"]

@@ -28,6 +28,8 @@ def refused(trainer: Any, *kinds: Any) -> Iterator[tuple[str, ...]]:
     """The combinations that can't be attached."""
     for names in product(*(built_in(kind) for kind in kinds)):
         settings = {f"replay_{kind}": name for kind, name in zip(kinds, names, strict=True)}
+        if "selector" in kinds:
+            settings["replay_record"] = "forward"
         try:
             trl_replay.attach(trainer, **settings)
         except (ConfigurationError, RefusedError):

@@ -189,7 +189,7 @@ def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path: Any) -
         generation_kwargs={"suppress_tokens": [model.config.image_token_id]},
     )
     trainer.watch = None
-    trl_replay.attach(trainer, replay_selector=noting)
+    trl_replay.attach(trainer, replay_selector=noting, replay_record="loss")
     trainer.train()
     assert prompts[0] == prompts[1], "the same prompts in every batch"
     assert len(set(prompts[0])) == 2

@@ -188,7 +188,7 @@ def test_replay_acts(tmp_path: Path, form: str) -> None:
 
 SAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "five functions": (gist, "replay_reward"),
-    "one that never ties": (spread, "There is little to replace"),
+    "one that never ties": (spread, "what to change: nothing"),
 }
 
 

@@ -160,7 +160,7 @@ def chosen(folder: Path, rows: int) -> dict[str, Any]:
     trainer = build(folder, rows, 4, uneven, rank=RANK, max_steps=2)
     session = trl_replay.attach(trainer, replay_buffer_size=3)
     trainer.train()
-    explained = session.explain().splitlines()[-1]
+    explained = session.explain()
     return {"scope": session.config.replay_scope, "capacity": session.buffer.capacity, "explained": explained}
 
 
