@@ -311,6 +311,11 @@ class Session:
         """Tell whether iterations 2 … `num_iterations` draw groups of their own."""
         return self.enabled and self.settings.iterates
 
+    @property
+    def draws_again(self) -> bool:
+        """Tell whether they train on these groups: not in a dry run."""
+        return self.iterates and not self.config.replay_dry_run
+
     def iterate(self, template: IterationTemplate) -> Batch | None:
         """Begin a further iteration of a generation batch, on all processes together.
 
@@ -430,9 +435,7 @@ class Session:
         self.replaced = agreed.replaced
         if agreed.total["replaced"] and not self.settings.config.replay_dry_run:
             compat.tag_model(self.trainer, TAG)
-        if (
-            self.iterates and not self.settings.config.replay_dry_run
-        ):  # whatever fails below: all ranks come to the next iteration
+        if self.draws_again:  # whatever fails below: all ranks come to the next iteration
             self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
         try:
             composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)
@@ -496,7 +499,7 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gave, but for what belongs to the last generation batch and the totals."""
         self.communicator.shares = state["shares"]
-        self.resumes_at = state["iteration"] if self.iterates else 0
+        self.resumes_at = state["iteration"] if self.draws_again else 0
         self.paused = self.paused or state["paused"]
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False

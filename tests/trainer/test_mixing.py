@@ -214,6 +214,17 @@ def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_
         assert records("whole", **whole)
 
 
+def test_a_plugin_that_chooses_the_groups_is_named(tmp_path: Any, plug: Any) -> None:
+    class Chooses:
+        @trl_replay.hookimpl
+        def trl_replay_select(self, groups: Any) -> None:
+            """Leaves it to the selector."""
+
+    name = plug(Chooses())
+    with pytest.warns(UserWarning, match=f"The plugin '{name}' may choose live groups"):
+        trl_replay.attach(make_trainer(tmp_path, Rewards(*SCRIPT)), replay_plugins=[name])
+
+
 def test_163_a_selector_of_live_groups_starves_no_buffer(tmp_path: Any) -> None:
     """Whole groups take the places of live ones, which are stored all the same."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)

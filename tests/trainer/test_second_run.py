@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,21 @@ def test_so_does_a_run_that_generates_again_later(tmp_path: Path, at: int) -> No
     resumed, resumed_session = run(at)
     assert farthest(whole, resumed) == 0
     assert dict(resumed_session.totals.counters) == dict(session.totals.counters)
+
+
+def test_a_dry_run_that_resumes_in_the_midst_of_iterations_draws_nothing(tmp_path: Path) -> None:
+    def run(resume: str | None = None, **settings: Any) -> Any:
+        trainer = make_trainer(
+            tmp_path, digits, num_iterations=3, max_steps=9, save_strategy="steps", save_steps=5,
+            gradient_checkpointing=False,
+        )  # fmt: skip
+        session = trl_replay.attach(trainer, replay_iterations="replay", replay_start=0, **settings)
+        trainer.train(resume_from_checkpoint=resume)
+        return session
+
+    drawn = run().totals.counters["iterated"]
+    assert drawn > 0
+    before = json.loads((tmp_path / "checkpoint-5" / "trl_replay" / "rank-00000" / "state.json").read_text())
+    counted = before["content"]["session"]["totals"]["counters"]["iterated"]
+    dry = run(str(tmp_path / "checkpoint-5"), replay_dry_run=True)
+    assert dry.totals.counters["iterated"] == counted < drawn

@@ -309,6 +309,7 @@ def empty(session: Session) -> None:
     session.buffer.clear()
     session.buffer.serial = 0
     session.carry = StepCarry()
+    session.resumes_at = 0
 
 
 def _fill(

@@ -247,10 +247,16 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
         and trainer.accelerator.is_main_process
     ):
         yield (
-            f"The selector {settings.label('selector')} may choose live groups, whose log-probs the loss then never "
-            "shows: replay_record='auto' adds one forward without gradients to every generation batch, so that they "
-            "are stored. Set replay_record='forward' to agree, or 'loss' to store none of them."
+            f"{_chooser(settings)} may choose live groups, whose log-probs the loss then never shows: "
+            "replay_record='auto' adds one forward without gradients to every generation batch, so that they are "
+            "stored. Set replay_record='forward' to agree, or 'loss' to store none of them."
         )
+
+
+def _chooser(settings: Settings) -> str:
+    """Name who chooses the groups that may be replaced."""
+    names = [plugin.name for plugin in settings.plugins if "trl_replay_select" in plugin.hooks]
+    return f"The plugin {names[0]!r}" if names else f"The selector {settings.label('selector')}"
 
 
 def _generates_again(trainer: Any, settings: Settings) -> Iterator[str]:
