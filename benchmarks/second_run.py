@@ -103,7 +103,7 @@ def train_supervised(run: Run, path: Path) -> None:
 
     task = TASKS[run.task]
     _, tokenizer = smollm2(path.parent / "model")
-    model = AutoModelForCausalLM.from_pretrained(path.parent / "model", attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(path.parent / "model", attn_implementation=study.ATTENTION)
     rows = pandas.read_parquet(file_of(run.task, run.seed, path.parent))
     right = rows[rows["reward/reward"] == 1][["prompt", "completion"]]
     args = SFTConfig(
@@ -118,7 +118,7 @@ def train_supervised(run: Run, path: Path) -> None:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=study.DEVICE == "cpu",
         bf16=True,
         gradient_checkpointing=False,
     )

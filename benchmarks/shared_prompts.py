@@ -53,14 +53,15 @@ def scored(model: Any, ids: Tensor, mask: Tensor, start: int) -> Scored:
     taken = spread.gather(1, ids[:, start:][kept][:, None])[:, 0]
     entropy = -(spread.exp() * spread).sum(dim=-1)
     whole = torch.nn.functional.pad(kept, (start, 0))
-    zeros = torch.zeros(ids.shape, dtype=taken.dtype)
+    zeros = torch.zeros(ids.shape, dtype=taken.dtype, device=ids.device)
     return Scored(zeros.masked_scatter(whole, taken), zeros.masked_scatter(whole, entropy))
 
 
 def _drawn(logits: Tensor) -> Tensor:
     """One token a row, at temperature 1. `torch.multinomial` draws a number a token instead of one a row."""
     sums = logits.softmax(dim=-1).double().cumsum(dim=-1)
-    return torch.searchsorted(sums, torch.rand(len(sums), 1, dtype=torch.double) * sums[:, -1:], right=True)[:, 0]
+    drawn = torch.rand(len(sums), 1, dtype=torch.double, device=sums.device) * sums[:, -1:]
+    return torch.searchsorted(sums, drawn, right=True)[:, 0]
 
 
 @torch.no_grad()
@@ -75,7 +76,7 @@ def sampled(
     begun = model.base_model(input_ids=prompts, attention_mask=prompt_mask, use_cache=True)
     cache, hidden = begun.past_key_values, begun.last_hidden_state[which, -1]
     cache.batch_select_indices(which)
-    ended = torch.zeros(len(ids), dtype=torch.bool)
+    ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     while True:
         logits = model.get_output_embeddings()(hidden).float()
         one = _drawn(logits)

@@ -6,8 +6,9 @@
     python benchmarks/updates_per_batch.py --collect  # only appends whole runs of --out to benchmarks/results
     python benchmarks/updates_per_batch.py --table    # only prints what there is, and draws it in --out
 
-Tasks, model, and ledger are those of when_it_pays.py, as is what must be installed; what stands in its ledger is not
-run again. Runs append to updates_per_batch.jsonl in --out. Several processes may share the queue.
+Tasks and model are those of when_it_pays.py, as is what must be installed. Its arms are run again, at the rates of its
+pilots, so that all runs of a table are of one device. Runs append to updates_per_batch.jsonl in --out. Several
+processes may share the queue.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ LONG = replace(study.TASKS["products"], batches=960)
 """Each prompt comes 40 times: what collapses?"""
 TASKS = {"french": study.TASKS["french"], "products": study.TASKS["products"], **LISTS, "products, 40 passes": LONG}
 PRESET: dict[str, Any] = {"replay_preset": "sample_efficient"}
+STUDIED = ("stock", "stock, 2 updates", "sample_efficient")
 CORRECTIONS = ("ratio", "m2po", "asymre", "oapl")
 ARMS = {
-    **{arm: study.ARMS[arm] for arm in ("stock", "stock, 2 updates", "sample_efficient")},
+    **{arm: study.ARMS[arm] for arm in STUDIED},
     "preset, 4 updates": Arm(PRESET, iterations=4, beta=0.1),
     "stock, 4 updates": Arm(None, iterations=4),
     "anchor, 2 updates": Arm({"replay_buffer_size": 0, "replay_kl": "all_wrong"}, iterations=2, beta=0.1),
@@ -135,8 +137,8 @@ def exists(arm: Arm) -> bool:
 
 
 def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The runs that are whole, in the study's ledger, in this one's, and there; of french, products, and the list."""
-    there = study.ledger(study.RESULTS, RESULTS, *paths)
+    """The runs that are whole, in benchmarks/results and there."""
+    there = study.ledger(RESULTS, *paths)
     known = {run: lines for run, lines in there.items() if run.task in TASKS and run.arm in ARMS}
     return {run: lines for run, lines in known.items() if study.is_whole(TASKS[run.task], lines[-1])}
 
@@ -163,12 +165,24 @@ def runs_of(done: dict[Run, list[dict[str, Any]]], stage: Stage) -> Iterator[Run
         yield from (Run(stage.task, stage.arm, rate, seed) for seed in SEEDS)
 
 
+def studied() -> dict[tuple[str, str], float]:
+    """By task and arm, the rates of the study's pilots."""
+    rates = study.chosen_rates(study.finished())
+    return {key: rates[key] for key in itertools.product(FIRST, STUDIED) if key in rates}
+
+
 def queue(done: dict[Run, list[dict[str, Any]]]) -> Iterator[Run]:
     """All runs of the plan that can be said by now, in its order."""
+    for (task, arm), rate in studied().items():
+        yield from (Run(task, arm, rate, seed) for seed in SEEDS)
     for stage in STAGES:
-        yield from runs_of(done, stage)
+        if not stage.rate_of:
+            yield from runs_of(done, stage)
     for task, rates in CURVE.items():
-        yield from (Run(task, arm, rate, seed) for rate, arm, seed in itertools.product(rates, CURVE_ARMS, SEEDS))
+        yield from (Run(task, arm, rate, seed) for arm, rate, seed in itertools.product(CURVE_ARMS, rates, SEEDS))
+    for stage in STAGES:
+        if stage.rate_of:
+            yield from runs_of(done, stage)
     for stage in LATER_STAGES:
         if exists(ARMS[stage.arm]):
             yield from runs_of(done, stage)
@@ -179,7 +193,7 @@ def queue(done: dict[Run, list[dict[str, Any]]]) -> Iterator[Run]:
 def left(path: Path) -> list[Run]:
     """The runs of the queue that are not whole."""
     done = finished(path)
-    return [run for run in queue(done) if run not in done]
+    return [run for run in dict.fromkeys(queue(done)) if run not in done]
 
 
 def hours(runs: list[Run]) -> float:
@@ -192,9 +206,7 @@ Whole = dict[str, tuple[float, list[list[dict[str, Any]]]]]
 
 def at_their_rates(done: dict[Run, list[dict[str, Any]]], task: str) -> Whole:
     """The rate of each arm, and the lines of each seed, if all are whole: that of its pilots, or of the study's."""
-    rates: dict[str, float | None] = {
-        run.arm: run.rate for run in study.finished() if run.task == task and run.seed in SEEDS and run.arm in ARMS
-    }
+    rates: dict[str, float | None] = {arm: rate for (of, arm), rate in studied().items() if of == task}
     rates |= {stage.arm: rate_of(done, stage) for stage in (*STAGES, *LATER_STAGES) if stage.task == task}
     found: Whole = {}
     for arm in ARMS:
@@ -298,7 +310,7 @@ def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
 
 def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """All tables, and what is missing."""
-    missing = [run for run in queue(done) if run not in done]
+    missing = [run for run in dict.fromkeys(queue(done)) if run not in done]
     curves = itertools.chain(*(["", *curve(done, task)] for task in CURVE))
     told = f"{len(missing)} runs of those that are known by now are left: {hours(missing):.0f} hours of a core."
     return [*to_the_goal(done), "", *beside(done), *curves, "", *collapses(done), "", told]
