@@ -22,7 +22,7 @@ from queue import Empty
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "helpers")]
+sys.path[:0] = [str(ROOT / "tests" / "helpers")]
 RESULTS = ROOT / "benchmarks" / "results" / "asynchronous.json"
 ARMS: dict[str, dict[str, Any] | None] = {
     "stock": None,
@@ -43,11 +43,11 @@ def run(arm: str, seed: int) -> dict[str, Any]:
     import pytest
     import queued
     import torch
-    from combination_lock import GENERATIONS, HIDDEN_SIZE, codes, taught
     from transformers import TrainerCallback
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
     import trl_replay
+    from trl_replay.demo.lock import GENERATIONS, HIDDEN_SIZE, codes, taught
     from trl_replay.testing import make_model, make_tokenizer
 
     torch.set_num_threads(1)

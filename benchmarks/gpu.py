@@ -42,7 +42,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT / "benchmarks")]
 
 from trl_replay import attach, compat
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
@@ -233,9 +233,10 @@ def idle(size: Size) -> dict[str, bool]:
 def learning(size: Size) -> dict[str, Any]:
     """The lock and addition, on the device: mean rewards of each 25 updates."""
     import addition
-    import combination_lock as lock
-    from combination_lock import Record
-    from combination_lock import train as train_toy
+
+    from trl_replay.demo import lock
+    from trl_replay.demo.lock import Record
+    from trl_replay.demo.lock import train as train_toy
 
     tasks = {"lock": (lock.make_trainer, 5e-4, size.lock), "addition": (addition.make_trainer, 1e-4, size.addition)}
     curves: dict[str, Any] = {}

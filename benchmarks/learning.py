@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT / "benchmarks")]
 
 Settings = dict[str, Any] | None  # of ReplayConfig; None is stock
 ARMS: dict[str, Settings] = {"stock": None, "corrected": {}, "uncorrected": {"replay_correction": "none"}}
@@ -82,7 +82,7 @@ def perform(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
     if job.task == "lock":
-        import combination_lock as lock
+        from trl_replay.demo import lock
 
         record = lock.run(job.arm, job.seed, job.learning_rate, job.steps, job.settings)
         extra: dict[str, Any] = {}

@@ -16,9 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-from combination_lock import THRESHOLD
+from trl_replay.demo.lock import THRESHOLD
 
 REACHED_SHARE = 1 / 5
 FINAL_REWARD = 0.85

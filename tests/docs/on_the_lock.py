@@ -1,4 +1,4 @@
-"""Runs the example of the lock from weights that were taught before: `on_the_lock.py WEIGHTS EXAMPLES OPTIONS…`.
+"""Runs the example of the lock from weights that were taught before: `on_the_lock.py WEIGHTS OPTIONS…`.
 
 Teaching them takes eight seconds in each process.
 """
@@ -10,9 +10,8 @@ import sys
 
 import torch
 
-_, weights, examples, *options = sys.argv
-sys.path.insert(0, examples)
-import combination_lock as lock
+_, weights, *options = sys.argv
+from trl_replay.demo import lock
 
 taught = torch.load(weights)
 lock.taught = lambda seed: taught

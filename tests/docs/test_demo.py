@@ -11,14 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import combination_lock as lock
 import pytest
 import torch
-from combination_lock import Record
 from forked import check, launch
 
+from trl_replay.demo import lock
+from trl_replay.demo.lock import Record
+
 HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples"
 SEED = 3
 LIMIT = 300
 """Seconds after which a launch counts as hanging."""
@@ -34,8 +34,8 @@ def beside(status: int, call: Any) -> Any:
     """In the place of `Popen`: runs the command in this process, first."""
 
     def start(command: list[str]) -> Any:
-        assert command[:2] == [sys.executable, lock.__file__]
-        call(command[2:])
+        assert command[:3] == [sys.executable, "-m", lock.__name__]
+        call(command[3:])
         return SimpleNamespace(wait=lambda: status, kill=lambda: None)
 
     return start
@@ -76,7 +76,7 @@ def test_the_example_trains_on_two_processes_with_each_scope(taught: Any, tmp_pa
     torch.save(dict(taught), tmp_path / "taught.pt")
     for scope in ("process", "gathered", "sharded"):
         launched = launch(
-            HERE / "on_the_lock.py", tmp_path / "taught.pt", EXAMPLES, "--arm", "replay", "--scope", scope,
+            HERE / "on_the_lock.py", tmp_path / "taught.pt", "--arm", "replay", "--scope", scope,
             "--steps", 6, "--seeds", SEED, "--out", tmp_path, limit=LIMIT, local_ranks=(0, 1),
         )  # fmt: skip
         check(launched)

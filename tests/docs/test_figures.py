@@ -92,7 +92,7 @@ def test_what_the_real_model_showed_is_what_the_page_says() -> None:
 
 
 def test_the_demo_trains_at_the_rates_that_the_benchmark_chose() -> None:
-    from combination_lock import LEARNING_RATES
+    from trl_replay.demo.lock import LEARNING_RATES
 
     chosen = results_of("learning")["tasks"]["lock"]["chosen"]
     assert {"stock": chosen["stock"], "replay": chosen["corrected"]} == LEARNING_RATES

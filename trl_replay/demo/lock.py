@@ -1,13 +1,9 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["trl-replay", "matplotlib"]
-# ///
 """A combination lock: stock GRPO and replay side by side on a task of sparse rewards.
 
     pip install matplotlib
-    python examples/combination_lock.py        # 90 s on two cores: progress, a table, and a picture in out/demo
-    torchrun --nproc_per_node 2 examples/combination_lock.py --arm replay --scope gathered
-    accelerate launch --multi_gpu --num_processes 2 examples/combination_lock.py --arm replay --scope sharded
+    python -m trl_replay.demo.lock             # 90 s on two cores: progress, a table, and a picture in out/demo
+    torchrun --nproc_per_node 2 -m trl_replay.demo.lock --arm replay --scope gathered
+    accelerate launch --multi_gpu --num_processes 2 --module trl_replay.demo.lock --arm replay --scope sharded
 
 Each of 8 keys opens with one of 256 two-letter codes. Before RL the model is briefly taught to answer with uniformly
 random codes, so that one sample in 256 is right and about 97 % of the groups of 8 are dead. A seed stands for a lock
@@ -52,8 +48,8 @@ from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_replay import attached
-from trl_replay.testing import make_model, make_tokenizer
+from .. import attached
+from ..testing import make_model, make_tokenizer
 
 KEYS = 8
 LETTERS = "abcdefghijklmnop"
@@ -186,7 +182,12 @@ def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str, *
     model = make_model(make_tokenizer(), HIDDEN_SIZE)
     model.load_state_dict(taught(seed))
     rows = [{"prompt": f"{key}=", "answer": code} for key, code in codes(seed).items()]
-    plain = {"seed": seed, "learning_rate": learning_rate, "max_steps": steps, "max_completion_length": 3}
+    plain: dict[str, Any] = {
+        "seed": seed,
+        "learning_rate": learning_rate,
+        "max_steps": steps,
+        "max_completion_length": 3,
+    }
     return toy_trainer(model, rows * 2000, output_dir, **plain, **settings)
 
 
@@ -254,6 +255,7 @@ class Watch(TrainerCallback):
         self.metrics: dict[str, list[float]] = {}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **kwargs: Any) -> None:
+        """Copy the log of a step."""
         if "reward" not in logs:
             return  # the summary at the end of training
         record = self.record
@@ -341,7 +343,7 @@ def show(record: Record) -> None:
 
 def run_both(arguments: Sequence[str], seeds: Sequence[int], steps: int, out: Path) -> list[Record]:
     """Trains with replay here and stock in a process beside it, on the same arguments."""
-    command = [sys.executable, __file__, *arguments, "--arm", "stock"]
+    command = [sys.executable, "-m", "trl_replay.demo.lock", *arguments, "--arm", "stock"]
     stock = subprocess.Popen(command)
     try:
         replay = run_arm("replay", "auto", seeds, steps, out / "replay.jsonl")
@@ -358,6 +360,7 @@ def run_both(arguments: Sequence[str], seeds: Sequence[int], steps: int, out: Pa
 
 
 def by_arm(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records of each arm."""
     return {arm: [record for record in records if record.arm == arm] for arm in LABELS}
 
 
@@ -421,6 +424,7 @@ def smooth(values: Sequence[float], width: int = 20) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Train both arms, and show what came of it."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="updates a run, each of 64 completions")

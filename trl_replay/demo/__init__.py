@@ -1,0 +1,1 @@
+"""The demo: a tiny model on a task of sparse rewards, stock GRPO and replay."""
