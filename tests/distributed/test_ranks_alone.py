@@ -42,11 +42,13 @@ def of(tmp_path_factory: Any) -> Results:
 
 
 PAUSED, DETACHED = (f"It runs on rank 1 and is {verb} on rank 0" for verb in ("paused", "detached"))
+OTHERS = "give its rows different advantages"
 TOLD = {
     **{f"pause on one, {scope}": ("SeamError", PAUSED) for scope in SCOPES},
     **{f"detach on one, {scope}": ("SeamError", DETACHED) for scope in SCOPES},
     **{f"clear on one, {scope}": ("SeamError", "decided differently") for scope in SCOPES[1:]},
     "a plan edited on one": ("SeamError", "decided differently"),
+    **dict.fromkeys(("scaling, gathered", "scaling, sharded", "planning, gathered"), ("SeamError", OTHERS)),
     "resume on one": ("SeamError", PAUSED),
     "detach on one in an iteration": ("SeamError", DETACHED),
     "detach on one in the last update": ("SeamError", "is detached on rank 0"),
@@ -62,6 +64,12 @@ def test_43_what_one_rank_does_of_its_own_all_are_told_at_the_next_batch(of: Res
     for rank in of(case):
         assert rank["type"] == kind, rank["text"]
         assert words in rank["text"]
+
+
+@pytest.mark.parametrize("case", ["rounding, gathered", "scaling, process"])
+def test_164_advantages_may_differ_in_their_last_bits_and_where_no_buffer_is_shared(of: Results, case: str) -> None:
+    for rank in of(case):
+        assert rank["type"] == "", rank["text"]
 
 
 def test_126_detach_while_scoring_on_one_rank_is_told_to_all_in_the_same_batch(of: Results) -> None:

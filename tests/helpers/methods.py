@@ -27,6 +27,8 @@ SCRIPT = ([LIVE, HALF, MOST], [DEAD, LIVE, HALF], [HALF, DEAD, LIVE], [LIVE, MOS
 class ZScore:
     """Rewards against the mean and deviation of all rewards of earlier batches (trl#7291)."""
 
+    only_dead = True  # it looks on while others select
+
     def __init__(self) -> None:
         self.count, self.sum, self.squares = 0.0, 0.0, 0.0
 

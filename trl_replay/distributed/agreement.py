@@ -14,6 +14,8 @@ MODES = ("runs", "is paused", "is detached")
 WORD = 48
 """Bits that travel in one float64, which holds whole numbers of up to 53 bits."""
 POWERS = 2 ** np.arange(WORD)
+ROUNDING = 1e-6
+"""Of the sum of a batch's advantages, the share by which machines may differ."""
 
 
 class Message:
@@ -45,9 +47,9 @@ class Message:
 
 def decision_message(rows: int) -> Message:
     """Define the message of a process with so many rows: counters, the leader of its buffer, a hash of its decisions,
-    and its filled rows."""
+    sums of its advantages, and its filled rows."""
     words = -(-rows // WORD)
-    return Message(counters=(len(COUNTERS),), leader=(), decided=(), filled=(words,))
+    return Message(counters=(len(COUNTERS),), leader=(), decided=(), advantages=(2,), filled=(words,))
 
 
 def packed_bits(mask: Bools) -> Floats:
@@ -94,17 +96,26 @@ def reason_of_modes(told: Floats) -> str:
     return f"It {' and '.join(parts)}: pause, resume and detach on all processes, after the same update."
 
 
-def reason_of_decisions(leaders: Floats, decided: Floats) -> str:
+def reason_of_decisions(leaders: Floats, decided: Floats, advantages: Floats) -> str:
     """Describe different decisions of processes that share a buffer; empty if there are none.
 
     Args:
         leaders (`(ranks,)`): Of each process, the first of those that share its buffer.
         decided (`(ranks,)`): Of each, a hash of what it decided.
+        advantages (`(ranks, 2)`): Of each, two sums of the advantages of all shared rows, the second of their sizes.
     """
     differing = np.unique(np.stack([leaders, decided]), axis=1)
-    if differing.shape[1] == len(np.unique(leaders)):
-        return ""
-    return (
-        "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw from "
-        "context.rng only; clear and pause a session on all ranks."
-    )
+    if differing.shape[1] > len(np.unique(leaders)):
+        return (
+            "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw "
+            "from context.rng only; clear and pause a session on all ranks."
+        )
+    sums, sizes = advantages.T
+    _, places, group = np.unique(leaders, return_index=True, return_inverse=True)
+    first = places[group]
+    if (np.abs(sums - sums[first]) > ROUNDING * np.maximum(sizes, sizes[first])).any():
+        return (
+            "Processes that share a buffer give its rows different advantages. Plugins must compute them alike on "
+            "every rank, from what they are given: it holds the rows of all ranks."
+        )
+    return ""

@@ -166,7 +166,7 @@ class Communicator:
         try:
             decision, vectors = self.tell(decided, message.pack(), mode)
             told = message.unpack(vectors)
-            reason = reason_of_decisions(told["leader"], told["decided"])
+            reason = reason_of_decisions(told["leader"], told["decided"], told["advantages"])
             if reason:
                 raise SeamError(STOPS + reason)
         except Exception:
@@ -187,6 +187,7 @@ class Communicator:
             counters=counted.vector(),
             leader=rows.leader,
             decided=rows.fingerprint(buffer.table, decision),
+            advantages=rows.sums_of_advantages(decision.plan),
             filled=packed_bits(rows.replayed(decision.plan)),
         )
 

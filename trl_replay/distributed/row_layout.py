@@ -18,6 +18,8 @@ from ..protocols import Arrival, Request
 from .decision import Decision
 
 _Value = TypeVar("_Value", bound=np.generic)
+GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples, without whole parts, are spread over 0 to 1: no two rows count alike."""
 NO_LENGTHS: Ints = np.empty(0, np.int64)
 MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 """Travels in the place of a group that its owner failed to give out, so that nobody waits for it."""
@@ -101,8 +103,8 @@ class RowLayout:
     def fingerprint(self, table: Table, decision: Decision) -> int:
         """Return a 48-bit hash of the buffer's decisions; 0 if this process shares its buffer with none.
 
-        Equal on all processes that share a buffer, or payload would go astray. It holds no advantages: they may
-        differ in their last bits between machines.
+        Equal on all processes that share a buffer, or payload would go astray. It holds no advantages, which may
+        differ in their last bits between machines: see `sums_of_advantages`.
         """
         if len(self.columns["row"]) == self.count:
             return 0
@@ -112,6 +114,15 @@ class RowLayout:
         for column in (np.array(decision.admitted.serials, np.int64), entries, *plan.decided()):
             hashed.update(np.int64(column.size).tobytes() + column.tobytes())
         return int.from_bytes(hashed.digest(), "little")
+
+    def sums_of_advantages(self, plan: Plan) -> tuple[float, float]:
+        """Return two numbers that are nearly equal on all processes that share a buffer: the sum of the advantages of
+        all its rows, each times another number from 1 to 2, and that of their sizes; 0 where nobody shares it."""
+        if len(self.columns["row"]) == self.count:
+            return 0.0, 0.0
+        given = plan.advantages.ravel()
+        factors = 1.0 + np.arange(len(given)) * GOLDEN % 1.0
+        return float(factors @ given), float(np.abs(given).sum())
 
     def takes(self, keys: frozenset[str]) -> frozenset[str]:
         """Batch keys that a group needs to fill any slot: `keys`, and that of images if all batches have some."""

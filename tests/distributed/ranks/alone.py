@@ -32,6 +32,11 @@ TIMEOUT = 40
 """Seconds that a collective waits: not less, since the machine may be busy. A rank that waits in one of the trainer's
 ends when the other one leaves the case: with its process, its connections close."""
 SCOPES = ("process", "gathered", "sharded")
+OWN_NUMBERS = (
+    ("scaling", "gathered"), ("scaling", "sharded"), ("planning", "gathered"), ("rounding", "gathered"),
+    ("scaling", "process"),
+)  # fmt: skip
+"""Plugins with numbers of each rank, and who shares a buffer; of the last two, nobody minds."""
 TEACHER = [{"prompt": "1+1=", "completion": completion, "reward": float(completion == "2")} for completion in "2345"]
 
 
@@ -73,7 +78,28 @@ class Lopsided:
             plan.advantages[0, 0] += 0.5
 
 
-trl_replay.register(Lopsided(), "lopsided")
+class Scaling:
+    """A plugin that gives all rows other advantages on each rank, by this share."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any) -> Any:
+        return groups.advantages * (1.0 + self.share * RANK)
+
+
+class Planning:
+    """The same in the plan."""
+
+    @trl_replay.hookimpl
+    def trl_replay_plan(self, plan: Any) -> None:
+        plan.advantages *= 2.0 + 1e-3 * RANK
+
+
+PLUGINS = {"lopsided": Lopsided(), "scaling": Scaling(1e-3), "rounding": Scaling(1e-8), "planning": Planning()}
+for name, plugin in PLUGINS.items():
+    trl_replay.register(plugin, name)
 
 
 class Odd(Spy):
@@ -150,6 +176,9 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "detach and attach again on both", lambda: attaching_again(case(replay_scope="gathered"))
     yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
     yield "a plan edited on one", lambda: case(replay_scope="gathered", replay_plugins=["lopsided"]).train()
+    for plugin, scope in OWN_NUMBERS:
+        own = {"replay_scope": scope, "replay_plugins": [plugin]}
+        yield f"{plugin}, {scope}", lambda s=own: case(**s).train()
     yield "attach on one", lambda: case(attach=(0,), brief=True).train()
     yield "off on one", lambda: case(use_replay=RANK == 0).train()
     yield "off for want of a buffer on one", lambda: case(replay_buffer_size=8 * RANK).train()
