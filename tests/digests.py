@@ -37,6 +37,7 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 STEPS = 16
+TIMED = {"replay/seconds", "replay/generation_passes"}
 COLUMNS = (
     "serial", "update", "score", "tag", "uses", "reward_mean", "reward_std",
     "tokens", "items", "prompt", "peers", "newer", "origin", "keys", "owner",
@@ -208,7 +209,7 @@ def summary(trainer: Any, session: Any) -> dict[str, Any]:
         "table": digest(columns),
         "metrics": digest([json.dumps(history, sort_keys=True).encode()]),
         "replaced": int(session.totals.counters["replaced"]),
-        "new": len(set(table.names) - set(COLUMNS)) + len(logged - wanted - {"replay/seconds"}),
+        "new": len(set(table.names) - set(COLUMNS)) + len(logged - wanted - TIMED),
     }
 
 

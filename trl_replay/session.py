@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from . import compat
 from .advice.logged import DRY_RUN, JUDGED_BY
 from .advice.outcome import outcome_of
+from .advice.pace import FEWEST_UPDATES, PASSES, in_words
 from .advice.rules import GENERATIONS, of_caps, remedy_for_masks, what_to_change
 from .base.living import living
+from .base.pace import Pace
 from .base.sizes import counted
 from .base.weights import fingerprint
 from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
@@ -84,6 +86,7 @@ class Session:
         judge ([`Judge`]): Makes groups of what the trainer scores.
         rounds ([`Rounds`], *optional*): What is done about generating: for dead groups again, and for prompts that a
             plugin chooses. None where nothing is.
+        pace ([`Pace`]): Times generation and updates.
         resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
         rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
         exporter (`Callable`, *optional*): What `export` calls; set at attach.
@@ -122,6 +125,7 @@ class Session:
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.template: IterationTemplate | None = None
+        self.pace = Pace()
         self.resumes_at = 0
         self.rebuilds = False
         self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
@@ -241,10 +245,29 @@ class Session:
             lines.append(self._explain_plugins())
         doubt = self.judge.doubt()
         lines += [doubt] if doubt else []
+        lines += self._explain_pace()
         settings = {**self.config.to_dict(), GENERATIONS: self.components.num_generations}
         caps = of_caps(self.totals.held_back(), int(self.totals.counters["replaced"]), settings)
         lines += what_to_change(log, settings, caps) if log else []
         return "\n".join(lines)
+
+    @property
+    def _updates_per_pass(self) -> float:
+        """Updates that one pass of training over a batch takes."""
+        args = self.trainer.args
+        return float(args.steps_per_generation / args.gradient_accumulation_steps)
+
+    def _explain_pace(self) -> list[str]:
+        """Tell what further updates of a batch cost, once enough of them were timed."""
+        spent = self.pace.spent
+        if self._trainer() is None or spent.updates < FEWEST_UPDATES or not spent.batches:
+            return []
+        per_pass = self._updates_per_pass
+        passes = spent.passes(per_pass)
+        if passes is None:
+            return []
+        unit = "updates a batch" if per_pass == 1 else "passes over a batch"
+        return [in_words(passes, max(int(self.trainer.num_iterations), 2), unit)]
 
     def _explain_replay(self) -> str:
         if not self.buffer.capacity:
@@ -576,6 +599,9 @@ class Session:
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
         values = {"replay/padding": padding(batch)}
+        passes = self.pace.since_last().passes(self._updates_per_pass)
+        if passes is not None:
+            values[PASSES] = passes
         batches = self.totals.batches + self.totals.of_all_ranks["paused_batches"]
         if self.iterates and batches > 1:
             values["replay/replay_ratio"] = self.update / (batches - 1)

@@ -33,6 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "two updates a generation": {"per_device_train_batch_size": 6, "steps_per_generation": 2},
 }
 PROMPTS = tuple(f"{number}=" for number in range(30))
+TIMED = {"replay/seconds", "replay/generation_passes"}
 LIMITS: dict[str, Any] = {
     "replay_start_pass_rate": 0.01,
     "replay_retire_passes": 4,
@@ -219,7 +220,7 @@ def state(session: Any) -> dict[str, Any]:
         "unfinished": carry.unfinished,
         "totals": [session.totals.batches, dict(session.totals.counters), dict(session.totals.reasons)],
         "limits": dict(buffer.rules.limiter.state_dict()),
-        "metrics": {key: value for key, value in session.metrics.items() if key != "replay/seconds"},
+        "metrics": {key: value for key, value in session.metrics.items() if key not in TIMED},
         "candidates": None if noted is None else [_candidate(candidate) for candidate in noted.candidates],
         "view": None if noted is None else {name: getattr(noted.groups, name).tolist() for name in saved.VIEWS},
         "waiting keys": None if noted is None else [sorted(waiting.keys) for waiting in noted.candidates],

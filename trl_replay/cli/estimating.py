@@ -36,7 +36,7 @@ def _run(options: argparse.Namespace) -> int:
     if found.outcome:
         console.print(f"outcome: {found.outcome}", markup=False, highlight=False)
     console.print(make_table(found.source, ("", "mean over logged steps"), _facts(found)))
-    for line in [*_notes(found), "", *in_lines(found.about, found.advice, found.outcome)]:
+    for line in [*_notes(found), *_pace(found), "", *in_lines(found.about, found.advice, found.outcome)]:
         console.print(printable(line), markup=False, highlight=False)
     return 0
 
@@ -75,6 +75,14 @@ def _notes(found: Estimate) -> list[str]:
     if found.advice and found.num_generations is None:
         notes.append("Groups are taken for 8 completions each: if they have others, give --num_generations.")
     return notes
+
+
+def _pace(found: Estimate) -> list[str]:
+    """What further updates of a batch cost, where the log tells it."""
+    from ..advice.pace import in_words
+
+    passes = found.generation_passes
+    return [] if passes is None else [in_words(passes).capitalize() + "."]
 
 
 def _percent(share: float) -> str:

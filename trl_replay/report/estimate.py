@@ -22,6 +22,7 @@ from ..advice.logged import (
     pays_0_or_1,
 )
 from ..advice.outcome import Outcome, outcome_of
+from ..advice.pace import passes_in
 from ..advice.rules import GENERATIONS, Advice
 from ..errors import ReplayError
 from .inspection import advice_on, settings_of
@@ -51,6 +52,8 @@ class Estimate:
         dry_run (`bool`): It replaced nothing (`replay_dry_run`).
         num_generations (`int`, *optional*): Completions of a group: given, or of the checkpoint; None where it is not
             known. The advice then takes 8.
+        generation_passes (`float`, *optional*): Time of generating a batch, in passes of training over it, where the
+            log tells it.
         about (`str`): The steps that the advice is about, in words.
         advice (`list[Advice]`): What to change.
     """
@@ -63,6 +66,7 @@ class Estimate:
     had_replay: bool
     dry_run: bool
     num_generations: int | None
+    generation_passes: float | None
     about: str
     advice: list[Advice]
 
@@ -97,6 +101,7 @@ def estimate(source: str | Path, num_generations: int | None = None) -> Estimate
         had_replay=any(DEAD_EXACT in entry for entry in log),
         dry_run=only_counted(log),
         num_generations=settings.get(GENERATIONS),
+        generation_passes=passes_in(log),
         about=about,
         advice=advice,
     )

@@ -145,6 +145,11 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
         return stock(inputs)
     if session.detached:
         return _score_last(session, trainer, stock, inputs)
+    with session.pace.scoring() if trainer.model.training else nullcontext():
+        return _score_batch(session, trainer, stock, inputs)
+
+
+def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     session.replaced = []
     session.judge.rewards = []
     if trainer.model.training:
@@ -154,7 +159,9 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
     try:
         if session.rebuilds:
             return session.rebuild(stock(session.note_tasks(inputs)))
-        batch = stock(session.begin(inputs) if trains and not paused else inputs)
+        inputs = session.begin(inputs) if trains and not paused else inputs
+        with session.pace.generating() if trains else nullcontext():
+            batch = stock(inputs)
         session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
         if not trains:
             return batch
