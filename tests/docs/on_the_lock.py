@@ -10,12 +10,11 @@ import sys
 
 import torch
 
-_, weights, *options = sys.argv
+from trl_replay.cli import main
 from trl_replay.demo import lock
 
+_, weights, *options = sys.argv
 taught = torch.load(weights)
 lock.taught = lambda seed: taught
 lock.RANK, lock.WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])  # imported before this fork
-lock.main(options)
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
+main(["demo", *options])

@@ -1,4 +1,4 @@
-"""The demo with its picture: the example of the combination lock, which trains on two processes, too.
+"""`trl-replay demo`: it needs the package alone, and its lock trains on two processes, too.
 
 Teaching the model to answer at random takes longer than all else here: it is done once, for one seed.
 """
@@ -6,6 +6,7 @@ Teaching the model to answer at random takes longer than all else here: it is do
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ import pytest
 import torch
 from forked import check, launch
 
-from trl_replay.demo import lock
+from trl_replay.cli import main
+from trl_replay.demo import arms, lock, showing
 from trl_replay.demo.lock import Record
 
 HERE = Path(__file__).parent
@@ -34,23 +36,25 @@ def beside(status: int, call: Any) -> Any:
     """In the place of `Popen`: runs the command in this process, first."""
 
     def start(command: list[str]) -> Any:
-        assert command[:3] == [sys.executable, "-m", lock.__name__]
+        assert command[:4] == [sys.executable, "-m", "trl_replay", "demo"]
         call(command[3:])
         return SimpleNamespace(wait=lambda: status, kill=lambda: None)
 
     return start
 
 
-def test_the_demo_trains_both_arms_and_leaves_progress_a_table_a_picture_and_records(
+def test_the_demo_trains_both_arms_and_leaves_progress_an_outcome_a_table_and_a_picture(
     taught: Any, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock.subprocess, "Popen", beside(0, lock.main))
+    monkeypatch.setattr(arms.subprocess, "Popen", beside(0, main))
     monkeypatch.setattr(lock, "EVERY", 0.0)
-    lock.main(["--steps", "12", "--seeds", str(SEED), "--out", str(tmp_path)])
+    assert main(["demo", "--steps", "12", "--seeds", str(SEED), "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
-    assert "with replay, seed 3, update 12: reward" in shown.err
-    for words in ("Stock GRPO and replay train side", "rollouts until 0.25", "benchmarks/learning.py", "demo.png"):
-        assert words in shown.out
+    assert "with replay, seed 3, update 12: " in shown.err
+    sentence = r"After 768 completions each, \d+% of the answers are right with replay, and \d+% without\."
+    assert re.search(rf"^{sentence}$", shown.out, re.MULTILINE)
+    assert re.search(r"│ with replay │ +[▁▂▃▄▅▆▇█]{12} +│", shown.out)
+    assert f"written: {tmp_path / 'demo.png'}" in shown.out
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     stock, replay = (json.loads((tmp_path / f"{arm}.jsonl").read_text()) for arm in ("stock", "replay"))
     assert (stock["rollouts"], replay["rollouts"]) == (768, 768)
@@ -59,11 +63,55 @@ def test_the_demo_trains_both_arms_and_leaves_progress_a_table_a_picture_and_rec
     assert sum(replay["dead_after"]) < sum(replay["dead"]), "replay replaced no dead group"
 
 
-def test_an_arm_that_fails_ends_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock.subprocess, "Popen", beside(1, lambda arguments: None))
-    monkeypatch.setattr(lock, "run_arm", lambda *arguments: [])
-    with pytest.raises(SystemExit, match="Stock GRPO ended with an error"):
-        lock.main(["--steps", "2", "--out", str(tmp_path)])
+def made_up(arm: str, seed: int, reward: float) -> Record:
+    rollouts = [64 * step for step in range(1, 101)]
+    made = {"dead": [0.9] * 100, "dead_after": [0.1] * 100, "rollouts_at": rollouts, "rollouts": 6400}
+    return Record(arm, seed, 1e-3, None, reward=[0.0] * 50 + [reward] * 50, **made)
+
+
+def test_the_outcome_and_the_table_are_means_over_seeds_and_one_value_a_seed(tmp_path: Path) -> None:
+    records = [
+        made_up("stock", 0, 0.0),
+        made_up("stock", 1, 0.1),
+        made_up("replay", 0, 0.5),
+        made_up("replay", 1, 0.9),
+    ]
+    told = "After 6,400 completions each, 70% of the answers are right with replay, and 5% without."
+    assert showing.outcome(records) == told
+    columns = [list(column.cells) for column in showing.table(records).columns]
+    assert [cells[1] for cells in columns[:4]] == [
+        "with replay",
+        "▁" * 10 + "▆" * 10,
+        "70% (50%, 90%)",
+        "4,800; 4,096",
+    ]
+    assert columns[3][0] == "never; never"
+
+
+def test_where_matplotlib_is_missing_the_demo_says_how_to_get_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    told = showing.draw([made_up("stock", 0, 0.0)], tmp_path / "demo.png")
+    assert told == "For a picture: pip install matplotlib, and run this again."
+    assert not (tmp_path / "demo.png").exists()
+
+
+def test_the_bars_of_a_terminal_without_such_characters_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing.sys, "stdout", SimpleNamespace(encoding="ascii"))
+    assert showing.bars([0.0, 0.5, 1.0]) == ".+@"
+
+
+def test_a_demo_without_updates_is_refused(capsys: Any) -> None:
+    assert main(["demo", "--steps", "0"]) == 1
+    assert "--steps=0 can't be used" in capsys.readouterr().err
+
+
+def test_an_arm_that_fails_ends_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(arms.subprocess, "Popen", beside(1, lambda arguments: None))
+    monkeypatch.setattr(arms, "run_arm", lambda *arguments: [])
+    assert main(["demo", "--steps", "2", "--out", str(tmp_path)]) == 1
+    assert "Stock GRPO ended with an error" in capsys.readouterr().err
 
 
 def test_the_lock_starts_from_uniformly_random_codes(taught: Any) -> None:

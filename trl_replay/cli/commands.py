@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import ReplayError
+from .demo import DEMO
 from .estimating import ESTIMATE
 from .files import EXPORT, REPORT
 from .listing import LIST
 from .running import RUN
 from .tables import printable
 
-COMMANDS = (RUN, LIST, EXPORT, REPORT, ESTIMATE)
+COMMANDS = (DEMO, RUN, LIST, EXPORT, REPORT, ESTIMATE)
 
 
 def parser() -> argparse.ArgumentParser:

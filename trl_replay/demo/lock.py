@@ -1,50 +1,29 @@
-"""A combination lock: stock GRPO and replay side by side on a task of sparse rewards.
-
-    pip install matplotlib
-    python -m trl_replay.demo.lock             # 90 s on two cores: progress, a table, and a picture in out/demo
-    torchrun --nproc_per_node 2 -m trl_replay.demo.lock --arm replay --scope gathered
-    accelerate launch --multi_gpu --num_processes 2 --module trl_replay.demo.lock --arm replay --scope sharded
+"""A combination lock: a task of sparse rewards, on which a tiny model trains with stock GRPO and with replay.
 
 Each of 8 keys opens with one of 256 two-letter codes. Before RL the model is briefly taught to answer with uniformly
 random codes, so that one sample in 256 is right and about 97 % of the groups of 8 are dead. A seed stands for a lock
 of its own (codes, model, data order, completions); both arms train on the same seeds.
 
 An update has 8 groups of 8 completions over all processes, and all processes together keep 64 groups, so that runs
-can be compared. (The lock trains on the CPU. `accelerate launch --cpu` starts one process; with `--multi_gpu` it
-starts as many as asked.)
+can be compared. The lock trains on the CPU.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-
-import argparse
-import json
 import random
-import subprocess
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from datasets import Dataset
-from rich.console import Console
-from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -59,19 +38,10 @@ GROUPS_KEPT = 64
 HIDDEN_SIZE = 64
 LEARNING_RATES = {"stock": 5e-4, "replay": 5e-4}
 """Each arm's best of the grid in benchmarks/learning.py, by final reward on seeds that are not shown."""
-LABELS = {"stock": "stock GRPO", "replay": "with replay"}
-COLORS = {"stock": "#666666", "replay": "#0b6bcb"}
 THRESHOLD = 0.25
 WINDOW = 50
-EVERY = 8.0
+EVERY = 3.0
 """Seconds between two lines of progress."""
-INTRODUCTION = f"""\
-A combination lock: {KEYS} keys, each opens with one of {len(LETTERS) ** 2} codes. The model is first taught to answer
-with uniformly random codes, so that nearly every group of completions is all wrong. Stock GRPO and replay train side
-by side, each in a process with one thread, in about 90 s on two free cores."""
-REMARK = """\
-So few locks show a difference and do not measure it: benchmarks/learning.py has longer runs, more seeds, and rates
-chosen by a protocol."""
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -312,145 +282,3 @@ def run(
         updates = steps * training.get("num_iterations", 1)
         trainer = make_trainer(seed, learning_rate, updates, folder, **training)
         return train(trainer, Record(arm, seed, learning_rate, settings), show)
-
-
-def run_arm(arm: str, scope: str, seeds: Sequence[int], steps: int, path: Path) -> list[Record]:
-    """Trains one arm on every seed, on all processes, and appends the records to a file, one a line."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    kept = GROUPS_KEPT // (1 if scope == "gathered" else WORLD)  # it counts per process, but in gathered's one buffer
-    settings = None if arm == "stock" else {"replay_scope": scope, "replay_buffer_size": kept}
-    records = []
-    for seed in seeds:
-        record = run(arm, seed, LEARNING_RATES[arm], steps, settings, show if RANK == 0 else None)
-        records.append(record)
-        if RANK == 0:
-            with path.open("a") as file:
-                file.write(json.dumps({"processes": WORLD, "scope": scope, **asdict(record)}) + "\n")
-    return records
-
-
-def show(record: Record) -> None:
-    """A line on the last ten updates."""
-    dead, after = np.mean(record.dead[-10:]), np.mean(record.dead_after[-10:])
-    print(
-        f"{LABELS[record.arm]}, seed {record.seed}, update {len(record.reward)}: reward {record.final(10):.2f}, "
-        f"dead groups {dead:.0%} → {after:.0%}",
-        file=sys.stderr,
-    )
-
-
-def run_both(arguments: Sequence[str], seeds: Sequence[int], steps: int, out: Path) -> list[Record]:
-    """Trains with replay here and stock in a process beside it, on the same arguments."""
-    command = [sys.executable, "-m", "trl_replay.demo.lock", *arguments, "--arm", "stock"]
-    stock = subprocess.Popen(command)
-    try:
-        replay = run_arm("replay", "auto", seeds, steps, out / "replay.jsonl")
-    except BaseException:
-        stock.kill()
-        raise
-    if stock.wait():
-        raise SystemExit("Stock GRPO ended with an error, see above.")
-    lines = [json.loads(line) for line in (out / "stock.jsonl").read_text().splitlines()]
-    return [Record(**{name: line[name] for name in Record.__slots__}) for line in lines] + replay
-
-
-# what it showed
-
-
-def by_arm(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records of each arm."""
-    return {arm: [record for record in records if record.arm == arm] for arm in LABELS}
-
-
-def summary(records: Sequence[Record]) -> Table:
-    """One row an arm: the mean over its seeds, and in brackets each seed's value."""
-    title = (
-        f"{len(records[0].reward)} updates and {records[0].rollouts:,} rollouts a run; means over seeds, in brackets "
-        "each seed's"
-    )
-    table = Table("", title=title, title_justify="left")
-    for column in (
-        "rate",
-        f"reward, last {WINDOW} updates",
-        f"rollouts until {THRESHOLD}",
-        "dead groups generated",
-        "trained on",
-        "seconds",
-    ):
-        table.add_column(column, justify="right")
-    for arm, runs in by_arm(records).items():
-        finals = [run.final(WINDOW) for run in runs]
-        reached = [run.reached() for run in runs]
-        table.add_row(
-            LABELS[arm],
-            f"{runs[0].learning_rate:.0e}",
-            f"{np.mean(finals):.2f} ({', '.join(f'{final:.2f}' for final in finals)})",
-            f"({'; '.join(f'{count:,}' if count else 'not' for count in reached)})",
-            f"{np.mean([run.dead for run in runs]):.0%}",
-            f"{np.mean([run.dead_after for run in runs]):.0%}",
-            f"{np.mean([run.seconds for run in runs]):.0f}",
-        )
-    return table
-
-
-def draw(records: Sequence[Record], path: Path) -> None:
-    """Reward, and dead groups among those trained on, over the rollouts generated; seeds thin, their mean thick."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (rewards, dead) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for arm, runs in by_arm(records).items():
-        for axis, name in ((rewards, "reward"), (dead, "dead_after")):
-            curves = np.array([smooth(getattr(run, name)) for run in runs])  # (seeds, steps)
-            axis.plot(runs[0].rollouts_at, curves.T, color=COLORS[arm], alpha=0.3, linewidth=0.8)
-            label = f"{LABELS[arm]}, lr {runs[0].learning_rate:.0e}"
-            axis.plot(runs[0].rollouts_at, curves.mean(axis=0), color=COLORS[arm], linewidth=2, label=label)
-            axis.set_xlabel("rollouts generated")
-            axis.set_ylim(0, 1)
-    rewards.set_title("mean reward of the generated completions")
-    dead.set_title("share of dead groups trained on")
-    rewards.legend(frameon=False, title="thin: each seed; thick: their mean")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def smooth(values: Sequence[float], width: int = 20) -> list[float]:
-    """Each value averaged with the up to `width - 1` before it."""
-    return [float(np.mean(values[max(0, end - width) : end])) for end in range(1, len(values) + 1)]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train both arms, and show what came of it."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="updates a run, each of 64 completions")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run of each arm a seed")
-    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder of the picture and the records")
-    parser.add_argument("--arm", choices=LABELS, help="train this arm alone, on all processes that were launched")
-    parser.add_argument("--scope", default="auto", help="replay_scope, for several processes")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.arm:
-        path = options.out / f"{options.arm}.jsonl"
-        run_arm(options.arm, options.scope, options.seeds, options.steps, path)
-        return
-    print(INTRODUCTION, flush=True)
-    for arm in LABELS:
-        (options.out / f"{arm}.jsonl").unlink(missing_ok=True)
-    records = run_both(arguments, options.seeds, options.steps, options.out)
-    Console(width=None if sys.stdout.isatty() else 120).print(summary(records))
-    picture = options.out / "demo.png"
-    draw(records, picture)
-    print(f"{REMARK}\nwritten: {picture}")
-
-
-if __name__ == "__main__":
-    main()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-        sys.stdout.flush()
-        os._exit(0)  # gloo's threads can abort a process whose interpreter is being torn down (pytorch/pytorch#179291)
