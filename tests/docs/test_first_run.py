@@ -39,7 +39,8 @@ def code_cells() -> list[dict[str, Any]]:
 
 
 def words(text: str) -> str:
-    """A text without its numbers: another processor may round otherwise, and then sample another token."""
+    """A text without its numbers: another processor may round otherwise, and then sample another token; or be busy."""
+    text = re.sub(r"save (a \w+|[\d.]+ %) of", "save of", text)
     return re.sub(r"\s+", " ", re.sub(r"[-\d.%]+", " ", text)).strip()
 
 

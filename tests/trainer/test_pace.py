@@ -113,6 +113,7 @@ def test_the_sentence_is_in_plain_words() -> None:
     assert "4 updates a batch" not in in_words(1.0, 4)
     assert in_words(0.2).endswith("cost 1.8 times the time; they pay if they save 45 % of the completions")
     assert in_words(20.0).endswith("save 5 % of the completions")
+    assert in_words(123.4).startswith("generation takes 123 training passes")
 
 
 def stock_log(generating: float, training: float, updates: int = 16, **last: float) -> list[dict[str, Any]]:

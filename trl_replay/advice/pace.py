@@ -33,9 +33,10 @@ def cost_of(passes: float, updates: int = 2) -> tuple[float, float]:
 def in_words(passes: float, updates: int = 2, unit: str = "updates a batch") -> str:
     """Return the same as a sentence."""
     times, saved = cost_of(passes, updates)
+    told = f"{passes:.2g}" if passes < 99.5 else f"{passes:.0f}"
     several = f"{NUMBERS.get(updates, updates)} {unit}"
     return (
-        f"generation takes {passes:.2g} training passes: {several} cost {times:.2g} times the time; they pay if they "
+        f"generation takes {told} training passes: {several} cost {times:.2g} times the time; they pay if they "
         f"save {_share(saved)} of the completions"
     )
 
