@@ -131,6 +131,7 @@ class Strategy:
                 raise
             raise ConfigurationError(
                 f"{setting} can't be made with replay_{self.kind}_kwargs={dict(self.arguments)!r}: {_told(error)}"
+                f"{self._remedy()}"
             ) from error
         missing = [name for name in INTERFACES.get(self.kind, ("__call__",)) if not hasattr(made, name)]
         if isinstance(made, type) and not missing:
@@ -142,6 +143,16 @@ class Strategy:
                 f"{setting} gives {made!r}, which is not a valid {self.kind}: it lacks {', '.join(missing)}."
             )
         return made
+
+    def _remedy(self) -> str:
+        """What to do if a spec names the strategy itself in the place of its factory."""
+        wanted = [argument.name for argument in arguments_of(self.factory, self.kind).named if argument.required]
+        if "context" not in wanted:
+            return ""
+        return (
+            f". The factory takes ({', '.join(wanted)}), as the {self.kind} itself does: a spec takes what makes it, "
+            "which is lambda: f for a function f."
+        )
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -383,6 +394,10 @@ class Registry:
     def preset(self, name: str) -> tuple[Plugin, Preset]:
         """Return the preset that `replay_preset` names, and its plugin."""
         offers = [(plugin, preset.name, preset) for plugin, preset in self.presets()]
+        kinds = [kind for kind in SPECS for _, spec in self.strategies(kind) if spec.name == name]
+        if kinds and not any(offered == name for _, offered, _ in offers):
+            told = " or ".join(f"{_article(kind)} {kind}: set replay_{kind}={name!r}" for kind in kinds)
+            raise UnknownNameError(f"replay_preset={name!r}: there is no such preset. {name!r} is {told}.")
         preset, plugin = self._find(name, "replay_preset", "preset", offers)
         return plugin, preset
 
@@ -477,6 +492,10 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
         who = f"Plugin {plugin.name!r} ({plugin.distribution})"
         kind = ConfigurationError if isinstance(error, ConfigurationError) else PluginError
         raise kind(f"{who} can't be made with {PLUGIN_ARGUMENTS}={dict(arguments)!r}: {_told(error)}") from error
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
 
 
 def _told(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from methods import EVERY_GROUP
 from resuming import (
     Curriculum,
     build,
@@ -424,8 +425,7 @@ def test_165_entries_longer_than_completions_may_be_now_leave_when_training_resu
     with stopped_after_loading(trainer, last(tmp_path), replay_buffer_size=12) as session:
         assert len(session.buffer) + len(session.carry.pending.candidates) == len(longest), "a larger limit"
     trainer = build(tmp_path, trainer_class=Watching, max_completion_length=60, max_steps=8, save_strategy="no")
-    always = {"replay_selector": "always", "replay_record": "forward"}
-    train(tmp_path, last(tmp_path), trainer, replay_buffer_size=12, **always)
+    train(tmp_path, last(tmp_path), trainer, replay_buffer_size=12, **EVERY_GROUP)
     assert max(widths) <= 60
 
 

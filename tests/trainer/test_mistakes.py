@@ -37,6 +37,15 @@ class Desk:
         self.trained.append(make_trainer(self.folder / "run", Rewards([LIVE, HALF, DEAD]), **settings))
         return self.trained[-1]
 
+    def several(self) -> Any:
+        def accuracy(completions: list[str], **_: Any) -> list[float]:
+            return [0.0] * len(completions)
+
+        def brevity(completions: list[str], **_: Any) -> list[float]:
+            return [0.0] * len(completions)
+
+        return make_trainer(self.folder / "run", [accuracy, brevity])
+
     def plain(self) -> Trainer:
         arguments = TrainingArguments(str(self.folder), use_cpu=True, report_to="none")
         return Trainer(make_model(make_tokenizer()), arguments)
@@ -208,6 +217,10 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
         attach(replay_plugins_kwargs={"bapo": {"high": 0.2}}),
         ["replay_plugins_kwargs", "'bapo'", "name it in replay_plugins"],
     ),
+    "a strategy as a preset": (
+        attach(replay_preset="fifo"),
+        ["replay_preset='fifo'", "'fifo' is an evictor: set replay_evictor='fifo'"],
+    ),
     "a misspelled preset": (
         attach(replay_preset="sample_eficient"),
         ["replay_preset='sample_eficient'", "mean 'sample_efficient'"],
@@ -235,6 +248,30 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
     "a mapping as the configuration": (
         lambda desk: trl_replay.attach(desk.trainer(), {"replay_seed": 3}),  # type: ignore[arg-type]
         ["not a dict", "attach(trainer, replay_buffer_size=64)"],
+    ),
+    "a share of no group of a selector": (
+        attach(replay_selector="always", replay_selector_kwargs={"share": 0.3}),
+        ["replay_selector='always' (share=0.3)", "none of the 3 groups", "{'share': 0.34}", "or more"],
+    ),
+    "the default share of a selector": (
+        attach(replay_selector="always"),
+        ["replay_selector='always' (share=0.25)", "none of the 3 groups", "replay_selector_kwargs={'share': 0.34}"],
+    ),
+    "a misspelled reward": (
+        lambda desk: trl_replay.attach(desk.several(), replay_reward="acuracy"),
+        ["replay_reward='acuracy'", "Did you mean 'accuracy'?"],
+    ),
+    "a reward as the log has it": (
+        lambda desk: trl_replay.attach(desk.several(), replay_reward="rewards/accuracy/mean"),
+        ["replay_reward='rewards/accuracy/mean'", "Did you mean 'accuracy'?"],
+    ),
+    "attached without with": (
+        lambda desk: trl_replay.attached(desk.trainer()).buffer,
+        ["attached(trainer) is for a with statement", "trl_replay.attach(trainer)"],
+    ),
+    "an entry that there is not": (
+        lambda desk: trl_replay.attach(desk.trainer()).buffer[999],
+        ["no entry 999", "list(session.buffer)"],
     ),
     "attaching twice": (twice, ["attached to this trainer already", "Call trl_replay.detach(trainer) first"]),
     "taking back what was not registered": (lambda desk: trl_replay.unregister("mine"), ["no plugin 'mine'"]),
@@ -271,6 +308,10 @@ COMMANDS: dict[str, tuple[Act, list[str]]] = {
     "settings from no file": (command("run", "--config", "no.yaml", "--", "true"), ["--config no.yaml", "no such"]),
     "a list in YAML": (yaml("- a\n"), ["replay.yaml has no settings", "'replay_buffer_size: 64'"]),
     "broken YAML": (yaml("replay_seed: [\n"), ["replay.yaml is not valid YAML", "line 2"]),
+    "the script's own YAML": (
+        yaml("model_name_or_path: Qwen\nlearning_rate: 1.0e-6\nreplay_buffer_size: 64\n"),
+        ["replay.yaml has settings that are not replay's: model_name_or_path, learning_rate", "after --"],
+    ),
     "a misspelled key in YAML": (yaml("replay_evictr: fifo"), ["replay.yaml has no", "mean 'replay_evictor'"]),
     "a number with a letter in YAML": (yaml("replay_buffer_size: 64k"), ["replay_buffer_size='64k'", "give a whole"]),
     "off in YAML": (yaml("replay_evictor: off"), ["replay_evictor=False", "as text (in YAML in quotes)"]),
@@ -356,7 +397,11 @@ PLUGINS: dict[str, tuple[Act, list[str]]] = {
     ),
     "a strategy in the place of its factory": (
         offers(lambda table, context: table.score),
-        ["replay_evictor='mine/own'", "missing 2 required positional arguments"],
+        ["replay_evictor='mine/own'", "takes (table, context), as the evictor itself", "lambda: f"],
+    ),
+    "a factory that asks for an argument": (
+        offers(lambda power: lambda table, context: table.score**power),
+        ["replay_evictor='mine/own'", "missing 1 required positional argument: 'power'"],
     ),
     "a strategy of other arguments": (
         offers(lambda: lambda table: table.score),
@@ -443,7 +488,7 @@ def told(act: Act, desk: Desk, capfd: pytest.CaptureFixture[str]) -> str:
         try:
             act(desk)
             words = []
-        except (ReplayError, SystemExit) as error:
+        except (ReplayError, SystemExit, KeyError) as error:
             words = [str(error), *getattr(error, "__notes__", [])]
     return "\n".join([*words, *(str(warning.message) for warning in warned), capfd.readouterr().err])
 

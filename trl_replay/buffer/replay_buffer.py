@@ -163,7 +163,10 @@ class ReplayBuffer:
             ReplayError: Its payload is on another process, or the buffer belongs to no session.
         """
         if serial not in self:
-            raise KeyError(serial)
+            raise KeyError(
+                f"The buffer has no entry {serial!r}: it may have left; list(session.buffer) gives the serial numbers "
+                "of those that are there."
+            )
         if serial not in self.held():
             row = self.table.rows_of([serial])[0]
             owner = int(self.table.owner[row])

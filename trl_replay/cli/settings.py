@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -77,6 +78,12 @@ def _from_file(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigurationError(f"{path} has no settings: write lines such as 'replay_buffer_size: 64'.")
     unknown = {name: value for name, value in found.items() if name not in HINTS}
+    others = [name for name in unknown if "replay" not in name and not difflib.get_close_matches(name, HINTS, n=1)]
+    if others:
+        raise ConfigurationError(
+            f"{path} has settings that are not replay's: {', '.join(others)}. Give the script's own file after --, "
+            "and replay's settings before it, in a file of their own or as flags."
+        )
     if unknown:
         ReplayConfig().with_settings(unknown, str(path))  # raises, and says what there is
     return {name: _typed(value, HINTS[name]) for name, value in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -122,6 +123,9 @@ def _counting(trainer: Any, name: str | None) -> int | None:
     if known.count(name) != 1:
         single = [repr(one) for one in known if known.count(one) == 1]
         remedy = f"give one of {', '.join(single)}" if single else "give each a `__name__` of its own"
+        near = difflib.get_close_matches(name.removeprefix("rewards/").removesuffix("/mean"), known, n=1)
+        if near and not known.count(name):
+            remedy = f"Did you mean {near[0]!r}? Else {remedy}"
         raise ConfigurationError(
             f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: "
             f"{remedy}, or leave it out for their weighted sum."

@@ -12,6 +12,7 @@ from ..base.sizes import counted, format_bytes
 from ..buffer.rate_limiter import slots_within
 from ..errors import RefusedError
 from ..protocols import Scope
+from ..strategies.selectors import ALWAYS_SHARE
 from .components import Components
 from .padding_trial import changes_with_padding
 from .settings import Settings
@@ -290,6 +291,14 @@ def _useless(trainer: Any, settings: Settings, components: Components) -> Iterat
         yield f"replay_start={start} is not before the end (max_steps={steps}): nothing would be replayed. Lower it."
     ranks = components.processes if components.scope.division.one_buffer else 1
     groups = max(compat.local_rows(trainer) * ranks // trainer.num_generations, 1)
+    selector = settings.strategies["selector"]
+    chosen = selector.arguments.get("share", ALWAYS_SHARE)
+    if selector.label == "always" and not slots_within(chosen, groups):
+        yield (
+            f"replay_selector='always' (share={chosen:g}) selects none of the {counted(groups, 'group')} of a batch: "
+            f"nothing would be replayed. Set replay_selector_kwargs={{'share': {math.ceil(100 / groups) / 100:g}}} or "
+            "more."
+        )
     share = config.replay_max_fraction
     if 0 < share < 1 and not slots_within(share, groups):
         yield (

@@ -10,6 +10,7 @@ from ..data.types import Bools, Context, Floats, Groups, Ints
 from ..protocols import Selector
 
 SHARE = number("a share above 0 and at most 1", above=0.0, most=1.0)
+ALWAYS_SHARE = 0.25
 
 
 def zero_std(groups: Groups, context: Context) -> Ints:
@@ -110,7 +111,7 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
     return pass_rate
 
 
-def make_always(share: float = 0.25) -> Selector:
+def make_always(share: float = ALWAYS_SHARE) -> Selector:
     """Select a fixed share of every batch, rounded down: dead groups first, then those with the lowest reward
     deviation."""
     require("always: share", share, SHARE)

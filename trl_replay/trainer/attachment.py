@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import compat
 from ..asynchronous.session import make_session
@@ -146,9 +145,8 @@ def detach(trainer: Any) -> None:
     session.notify("detached")
 
 
-@contextmanager
-def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Iterator[Session]:
-    """`attach` for the length of a `with` block, or until `detach` in it.
+def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Attached:
+    """`attach` for the length of a `with` block, or until `detach` in it. Without one, replay stays attached.
 
     Example:
         ```python
@@ -156,12 +154,30 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
             trainer.train()
         ```
     """
-    session = attach(trainer, config, **settings)
-    try:
-        yield session
-    finally:
-        if _sessions.get(trainer) is session:
-            detach(trainer)
+    return Attached(trainer, attach(trainer, config, **settings))
+
+
+class Attached(AbstractContextManager[Session]):
+    """The block of `attached`."""
+
+    def __init__(self, trainer: Any, session: Session) -> None:
+        self._trainer = trainer
+        self._session = session
+
+    def __enter__(self) -> Session:
+        return self._session
+
+    def __exit__(self, *raised: object) -> None:
+        if _sessions.get(self._trainer) is self._session:
+            detach(self._trainer)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttachError(
+            f"attached(trainer) is for a with statement, whose session has {name}: with trl_replay.attached(trainer) "
+            "as session: …; or session = trl_replay.attach(trainer)."
+        )
 
 
 def _refuse_no_trainer(function: str, given: Any) -> None:
