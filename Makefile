@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package and the tests anew
 
-.PHONY: demo real check unit test vllm unsloth lint mutants compat canary docs site-check dist dist-all clean
+.PHONY: demo real check unit test vllm unsloth lint mutants compat canary pages docs site-check dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	$(PYTHON) -m venv .venv
@@ -76,6 +76,9 @@ compat: .venv/.installed # trains and replays on seven TRL releases; needs a pac
 
 canary: .venv/.installed # reads the source of every TRL release in range; needs a package index
 	$(BIN)/python tests/compat/canary.py
+
+pages: .venv/.installed # writes what pages have from the code: settings, commands, presets, rules, public names
+	$(BIN)/python docs/theme/generated.py
 
 .venv/.docs: pyproject.toml constraints.txt # what builds the site, and nothing of what trains
 	$(PYTHON) -m venv .venv

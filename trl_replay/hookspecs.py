@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PROJECT = "trl_replay"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin as a hook."""
 
 
 class RegistryHooks(Protocol):

@@ -1,28 +1,42 @@
-"""What the site makes from the code: the settings, the commands, and a page for each preset. Imports no mkdocs."""
+"""What pages have from the code: settings, commands, presets, rules, and public names. Imports no mkdocs.
+
+    python docs/theme/generated.py    # or `make pages`: writes it between the marks of the pages, such as
+                                      # <!-- settings --> and <!-- /settings -->
+
+The site also gets a page for each preset, which is in no file: on a site that shows the repository, its card is.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import os
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import get_type_hints
+from unittest import mock
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "trl_replay"
 sys.path[:0] = [str(ROOT), *map(str, ROOT.glob("plugins/*/src"))]
 
 import trl_replay_curricula  # noqa: E402
 from trl_replay_papers import METHODS  # noqa: E402
 from trl_replay_papers.cards import parsed  # noqa: E402
 
+import trl_replay  # noqa: E402
 from trl_replay import Preset, ReplayConfig  # noqa: E402
+from trl_replay.advice.rules import RULES, Rule  # noqa: E402
 from trl_replay.cli.commands import parser  # noqa: E402
 from trl_replay.strategies import Builtin  # noqa: E402
 
-MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
+MARKED = re.compile(r"^<!-- (\w+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
+WIDTH = 119
 FIRST = re.compile(r".+?[.:](?= |$)")
 """The first sentence of a setting's help."""
 PAGE = re.compile(r"\bdocs/([\w/-]+\.md)")
@@ -32,8 +46,10 @@ TYPES = get_type_hints(ReplayConfig)
 
 
 def filled(markdown: str) -> str:
-    """A page with what the code says in the place of its marks, such as `<!-- settings -->`."""
-    return MARK.sub(lambda mark: PARTS[mark[1]](), markdown)
+    """A page with what the code says between its marks."""
+    return MARKED.sub(
+        lambda found: f"<!-- {found[1]} -->\n\n{PARTS[found[1]]().rstrip()}\n\n<!-- /{found[1]} -->", markdown
+    )
 
 
 def settings() -> str:
@@ -59,7 +75,16 @@ def _section(field: Field[object]) -> str:
     listed = "" if field.name.startswith("replay_plugins") else listed
     hint = TYPES[field.name]  # field.type may be changed by TrlParser
     type_ = hint.__name__ if hint in (bool, int, float, str) else str(hint).replace("typing.", "")
-    return f"## `{field.name}`\n\n`{type_}`, default: {_default(field)}\n\n{_linked(field.metadata['help'])}{listed}\n"
+    text = _wrapped(_linked(field.metadata["help"]) + listed)
+    return f"## `{field.name}`\n\n`{type_}`, default: {_default(field)}\n\n{text}\n"
+
+
+def _wrapped(text: str) -> str:
+    """A docstring's paragraphs, as wide as our pages."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    return "\n\n".join(
+        textwrap.fill(each, WIDTH, break_long_words=False, break_on_hyphens=False) for each in paragraphs
+    )
 
 
 def _default(field: Field[object]) -> str:
@@ -80,19 +105,71 @@ def commands() -> str:
     """The help of every command; of `run` without the settings, which have their page."""
     (subparsers,) = (action for action in parser()._actions if action.dest == "run" or action.choices)
     assert isinstance(subparsers.choices, dict)
-    shown = ((name, each.format_help().partition("\nsettings:")[0]) for name, each in subparsers.choices.items())
+    with mock.patch.dict(os.environ, COLUMNS="100"):
+        helps = {name: each.format_help() for name, each in subparsers.choices.items()}
+    shown = ((name, text.partition("\nsettings:")[0]) for name, text in helps.items())
     return "\n".join(f"## `trl-replay {name}`\n\n```text\n{text.rstrip()}\n```\n" for name, text in shown)
 
 
 def presets() -> str:
     """A table of all presets of papers."""
-    rows = [f"| [`{name}`](methods/{name}.md) | {' | '.join(_cells(name))} |" for name in METHODS]
-    return "\n".join(["| preset | what it is | replays or changes |", "|---|---|---|", *rows])
+    rows = [" | ".join([f"| [`{name}`]({page})", *_cells(name)]) + " |" for name, page in BUILT_IN.items()]
+    rows += [" | ".join([f"| [`{name}`][{name}]", *_cells(name)]) + " |" for name in METHODS]
+    return "\n".join(["| preset | what it is | replays or changes | sets |", "|---|---|---|---|", *rows])
 
 
 def _cells(name: str) -> list[str]:
-    card = parsed(PRESETS[name].documentation)
-    return [cell.replace("|", r"\|") for cell in (card.title, card.level)]
+    preset = PRESETS[name]
+    card = parsed(preset.documentation) if name in METHODS else None
+    words = [card.title, card.level] if card else [preset.summary, "groups"]
+    return [cell.replace("|", r"\|") for cell in (*words, _sets(preset))]
+
+
+def _sets(preset: Preset) -> str:
+    return ", ".join(f"`{name}={_literal(value)}`" for name, value in preset.settings.items())
+
+
+def rules() -> str:
+    """A table of what is advised, and when."""
+    return "\n".join(["| when | change | |", "|---|---|---|", *map(_rule, RULES)])
+
+
+def _rule(rule: Rule) -> str:
+    signs = " or ".join(map(str, rule.signs))
+    conditions = ", ".join([*([signs] if signs else []), *map(str, rule.when)])
+    return f"| {conditions} | {rule.told({})} | [why]({rule.section}) |"
+
+
+def names() -> str:
+    """A table of the public names, in the order of the pages that describe them."""
+    pages = {page.name: page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md"))}
+    pages.pop("index.md")
+    rows = {}
+    for name in trl_replay.__all__:
+        places = [page for page, text in pages.items() if re.search(rf"(?:::: |`)trl_replay\.{name}\b", text)]
+        rows[name] = f"| [`{name}`]({places[0]}) | {_summary(name)} |"
+    return "\n".join(["| name | what it is |", "|---|---|", *rows.values()])
+
+
+def _summary(name: str) -> str:
+    """The first sentence of a public name's docstring, without importing what needs torch."""
+    for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names} and node.level:
+            body = ast.parse((PACKAGE / f"{str(node.module).replace('.', '/')}.py").read_text()).body
+            found = FIRST.match(" ".join(_docstring(body, name).partition("\n\n")[0].split()))
+            assert found, name
+            return re.sub(r"\[(`[^`]+`)\]", r"\1", found[0].rstrip(":")).replace("|", r"\|")
+    raise KeyError(name)
+
+
+def _docstring(body: list[ast.stmt], name: str) -> str:
+    """Of a class, a function, or a value, whose docstring follows it."""
+    for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.Assign) and name in {ast.unparse(target) for target in node.targets}:
+            return ast.literal_eval(after.value) if isinstance(after, ast.Expr) else ""
+    return ""
 
 
 def method_pages() -> dict[str, str]:
@@ -106,14 +183,14 @@ def _method(preset: Preset) -> str:
     if not text.startswith("# "):
         text = f"# `{preset.name}`: {preset.summary}\n\n{_linked(text)}"
     head, gap, rest = text.partition("\n## ")
-    sets = ", ".join(f"`{name}={_literal(value)}`" for name, value in preset.settings.items())
     install = (
         ""
         if preset.name not in METHODS
         else f"After `pip install plugins/{_distribution(preset.name)}`, in a clone:\n\n"
     )
     use = f'```python\ntrl_replay.attach(trainer, replay_preset="{preset.name}")\n```\n'
-    return f"{head.rstrip()}\n\n{install}{use}\nSets {sets}. What you set yourself keeps your value.\n{gap}{rest}"
+    sets = f"Sets {_sets(preset)}. What you set yourself keeps your value."
+    return f"{head.rstrip()}\n\n{install}{use}\n{sets}\n{gap}{rest}"
 
 
 def _distribution(name: str) -> str:
@@ -139,8 +216,20 @@ def _presets() -> Iterator[Preset]:
             yield from plugin.trl_replay_presets()
 
 
-BUILT_IN = ("sample_efficient", "second_run")
+BUILT_IN = {"sample_efficient": "replay-iterations.md", "second_run": "howto/have-completions.md"}
+"""The presets of the package, with the page on each."""
 PRESETS = {
     preset.name: preset for preset in sorted(_presets(), key=lambda preset: [*BUILT_IN, *METHODS].index(preset.name))
 }
-PARTS = {"settings": settings, "commands": commands, "presets": presets}
+PARTS = {"settings": settings, "commands": commands, "presets": presets, "rules": rules, "names": names}
+
+
+def pages() -> dict[Path, str]:
+    """The pages that have something from the code, as they should be."""
+    found = {page: page.read_text() for page in sorted((ROOT / "docs").rglob("*.md"))}
+    return {page: filled(text) for page, text in found.items() if MARKED.search(text)}
+
+
+if __name__ == "__main__":
+    for page, text in pages().items():
+        page.write_text(text)

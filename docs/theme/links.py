@@ -1,6 +1,6 @@
 """Extend what mkdocs does to our pages.
 
-Reference and methods are filled from the code. Links that leave docs/ lead to the repository, or to the page that is
+Links that leave docs/ lead to the repository, or to the page that is
 made from their file, and pictures from outside come along: so the same Markdown leads somewhere on a site that shows
 the repository and on the one that mkdocs builds. A setting's name is a link to it, wherever it stands. Names in tables
 may break after an underscore, a dot, and the like.
@@ -46,7 +46,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Fills a page from the code, and turns its links that leave docs/.
+    """Turns the links of a page that leave docs/.
 
     Raises:
         PluginError: One of them leads nowhere.
@@ -69,7 +69,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
     if page.file.src_uri == STRATEGIES:
         markdown = _with_anchors(markdown)
-    return LINK.sub(turned, generated.filled(markdown))
+    return LINK.sub(turned, markdown)
 
 
 def _with_anchors(markdown: str) -> str:

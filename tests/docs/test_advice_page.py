@@ -1,4 +1,4 @@
-"""docs/metrics.md says what to change as the rules do, and docs/evidence.md has what they refer to."""
+"""What the rules refer to is there, and they find no fault with the benchmarks' runs that went well."""
 
 from __future__ import annotations
 
@@ -17,19 +17,6 @@ DOCS = ROOT / "docs"
 RUNS = [json.loads(line) for line in (ROOT / "benchmarks" / "results" / "efficiency.jsonl").read_text().splitlines()]
 FAULTS = {"stale buffer", "masked rows", "gated rows", "no correction", "dead groups stay"}
 """Rules that find something wrong with replay itself."""
-
-
-def row(rule: Rule) -> str:
-    """A row of the page's table."""
-    signs = " or ".join(map(str, rule.signs))
-    conditions = ", ".join([*([signs] if signs else []), *map(str, rule.when)])
-    return f"| {conditions} | {rule.told({})} | [evidence]({rule.section}) |"
-
-
-def test_the_page_has_every_rule_and_no_other() -> None:
-    section = (DOCS / "metrics.md").read_text().partition("## What to change\n")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    assert rows == [row(rule) for rule in RULES]
 
 
 def test_every_rule_leads_to_a_section_that_says_why() -> None:
