@@ -19,6 +19,8 @@ DRY_RUN = "replay/dry_run"
 SUM = "reward"
 """TRL's name for the weighted sum of all reward functions."""
 ROLLOUTS = "replay/rollouts"
+COUNTED_STEP = "step (counted)"
+"""In entries of a log that names no steps: theirs are their numbers."""
 JUDGED_BY = "replay/judged_by"
 """With a name after it, 1 where that reward function counts (`replay_reward`)."""
 SCALED_BY_BATCH = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .logged import ROLLOUTS, SUM, Log, at_ends, functions, is_number, judged_by, numbers, steps
+from .logged import COUNTED_STEP, ROLLOUTS, SUM, Log, at_ends, functions, is_number, judged_by, numbers, steps
 
 MOST_TOLD = 4
 """Reward functions that are told one by one, where none is named."""
@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
         first, last (`float`): Its means over the first and the last steps.
         width (`int`): How many steps these are.
         steps (`int`): Logged steps.
-        updates (`float`): The last one.
+        updates (`float`): The last one; 0 for a log that names no steps.
         completions (`float`, *optional*): Generated, where the log counts them from its first step on.
         parts (`list[Outcome]`): The functions of a sum of several.
         evaluated (`tuple[float, float]`, *optional*): The first and the last value on evaluation prompts.
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
             return f"{self.name} {self.last:.2g} in the one logged step"
         parts = "; ".join(part.way for part in self.parts)
         way = f"{self.way} ({parts})" if parts else self.way
-        after = f"{self.updates:,.0f} updates"
+        after = f"{self.updates:,.0f} updates" if self.updates else f"{self.steps} logged steps"
         if self.completions is not None:
             after = f"{self.completions:,.0f} completions, {after}"
         text = f"{way} over {after} (means of the first and last {self.width} of {self.steps} logged steps)"
@@ -96,4 +96,5 @@ def _of(entries: Log, name: str, key: str) -> Outcome | None:
     first, last = (sum(part) / width for part in (values[:width], values[-width:]))
     rollouts = told[-1].get(ROLLOUTS) if is_number(told[0].get(ROLLOUTS)) else None
     completions = rollouts if is_number(rollouts) else None
-    return Outcome(name, key, first, last, width, len(values), told[-1]["step"], completions, [], None)
+    updates = 0 if COUNTED_STEP in told[-1] else told[-1]["step"]
+    return Outcome(name, key, first, last, width, len(values), updates, completions, [], None)

@@ -116,6 +116,8 @@ def _what_is_missing(path: Path, log: Log) -> str:
             f"{', '.join(STEPS[1:])})."
         )
     names = list(dict.fromkeys(str(name) for entry in log for name in entry))
+    if "reward_std" in names:
+        return f"{path} has rewards and no share of dead groups, {DEAD!r}: older releases of TRL did not log it."
     has = f"It has {', '.join(names[:8])}{' …' if len(names) > 8 else ''}. " if names else ""
     return (
         f"{path} says nothing about dead groups: {DEAD!r} was never logged. {has}Is it a run of GRPO? TRL's "

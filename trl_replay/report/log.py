@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..advice.logged import Log, numbers
+from ..advice.logged import COUNTED_STEP, DEAD, DEAD_EXACT, SUM, Log, numbers
 from ..checkpoint.discovery import last_complete_checkpoint
 from ..checkpoint.save_id import FOLDER, TRAINER_STATE
 from ..errors import ReplayError
 
 HOW_TO_MAKE_ONE = "json.dump(trainer.state.log_history, open('log.json', 'w')) after training"
+PRINTED = re.compile(r"\{'[^{}]*\}")
+"""An entry as a trainer prints it."""
+PAIR = re.compile(r"'([^']+)': *(?:'([^']*)'|([^,}]+))")
 STEPS = ("step", "train/global_step", "global_step", "global_step/max_steps", "_step", "Step")
 """Names of the step in trainers' and trackers' logs; ms-swift's is a text, `"9/547"`."""
 RUN = " - "
@@ -83,7 +87,28 @@ def _entries(path: Path) -> list[Any]:
         return _of_json(text)
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return _of_json(text)
-    return _of_lines(text.splitlines())
+    lines = text.splitlines()
+    with contextlib.suppress(ValueError):
+        if entries := _of_lines(lines):
+            return entries
+    return _of_output(text) or _of_lines(lines)
+
+
+def _of_output(text: str) -> list[Any]:
+    """The entries among what a run printed, as Python writes them: `{'loss': 0.1, …}`, with numbers or texts. They are
+    counted where they name no step."""
+    found = [
+        {name: _cell(text or word) for name, text, word in PAIR.findall(entry)} for entry in PRINTED.findall(text)
+    ]
+    entries = [entry for entry in found if entry.keys() & {DEAD, DEAD_EXACT, SUM}]
+    if any(entry.get(name) is not None for entry in entries for name in STEPS):
+        return entries
+    return [{**entry, "step": number, COUNTED_STEP: 1.0} for number, entry in enumerate(entries, 1)]
+
+
+def _cell(text: str) -> float | str:
+    number = _number(text)
+    return text if number is None else number
 
 
 def _of_table(lines: Sequence[str]) -> list[Any]:

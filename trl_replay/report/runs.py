@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..advice.logged import (
+    COUNTED_STEP,
     DEAD,
     DEAD_EXACT,
     DRY_RUN,
@@ -166,6 +167,8 @@ def read_run(given: str, completions: int | None = None) -> Run:
     log = [entry for entry in steps(entries) if is_number(entry.get(SUM)) and is_number(entry[DEAD])]
     if not log:
         raise ReplayError(f"The log of {path} holds no step of GRPO: there is nothing to compare.")
+    if COUNTED_STEP in log[0]:
+        raise ReplayError(f"{path} names no steps, by which runs are compared: give the run's output_dir, or a file.")
     counts = settings_of(path).get("replay_reward") or judged_by(log)
     return Run(label or path.resolve().name, log, completions, evaluations(entries), counts, seed_of(path))
 
