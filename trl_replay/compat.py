@@ -19,11 +19,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from .data.types import Floats
+from .base.code import code_of
+from .data.rewards import RewardSetup as RewardSetup
 from .errors import ContractError
 
 if TYPE_CHECKING:
@@ -122,26 +122,6 @@ IS_RATIO = "importance_sampling_ratio"
 
 STD_EPSILON = 1e-4
 """TRL adds this to a standard deviation of rewards before it divides by it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewardSetup:
-    """A trainer's rule from rewards to advantages.
-
-    Attributes:
-        weights (`(functions,)` float64): The trainer's `reward_weights`.
-        scale (`str`): `args.scale_rewards`: `"group"`, `"batch"` or `"none"`.
-        aggregation (`str`): `args.multi_objective_aggregation`.
-    """
-
-    weights: Floats
-    scale: str
-    aggregation: str
-
-    @property
-    def over_batch(self) -> bool:
-        """True if a group's advantages depend on the other groups of its batch."""
-        return self.scale == "batch" or self.aggregation == "normalize_then_sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +265,14 @@ def tag_model(trainer: Any, tag: str) -> None:
 
 def reward_setup(trainer: Any) -> RewardSetup:
     """Return this trainer's rule from rewards to advantages."""
-    weights = trainer.reward_weights.detach().double().cpu().numpy()
-    return RewardSetup(np.asarray(weights), str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
+    weights = trainer.reward_weights.detach().double().cpu().numpy().copy()  # users change theirs in place
+    return RewardSetup(weights, str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
+
+
+def code_of_rewards(trainer: Any) -> dict[str, str]:
+    """Return hashes of the code of the trainer's reward functions, by name; a reward model is told by its class."""
+    functions = getattr(trainer, "reward_funcs", None) or []
+    return {name: code_of(function) for name, function in zip(trainer.reward_func_names, functions, strict=False)}
 
 
 def advantages(

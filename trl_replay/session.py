@@ -90,6 +90,7 @@ class Session:
         resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
         rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
         exporter (`Callable`, *optional*): What `export` calls; set at attach.
+        reward_code (`dict[str, str]`): Hashes of the reward functions' code, by name.
         reference (`str`): Tells the reference model's states apart: that of the last look.
     """
 
@@ -130,6 +131,7 @@ class Session:
         self.rebuilds = False
         self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
         self.reference = self._reference_now() if enabled else ""
+        self.reward_code = compat.code_of_rewards(trainer) if enabled else {}
 
     @property
     def config(self) -> ReplayConfig:
@@ -175,6 +177,13 @@ class Session:
     def plugins(self) -> list[str]:
         """Names of the plugins whose hooks take part."""
         return [plugin.name for plugin in self.settings.plugins]
+
+    def clear(self) -> None:
+        """Forget all groups, those of the last batch that are not stored yet included. Call it on every process, also
+        from a callback: where a reward function has changed, say."""
+        self.buffer.clear()
+        if self.carry.pending is not None:
+            self.carry.pending = replace(self.carry.pending, candidates=[])
 
     def pause(self) -> None:
         """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""

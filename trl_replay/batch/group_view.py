@@ -309,6 +309,20 @@ def trls_own(
     return own, expected, rewards
 
 
+def function_sums(rewards: Floats, setup: compat.RewardSetup) -> Floats:
+    """Return the sums of each row's rewards of which TRL's rule takes means and deviations, `(n, G)`; NaN where no
+    function scored.
+
+    Args:
+        rewards (`(n, G, functions)`): Raw rewards, NaN where None.
+        setup ([`RewardSetup`]): The rule; functions of weight NaN do not count.
+    """
+    if setup.aggregation == "normalize_then_sum":
+        centered = rewards - mean_of_scored(rewards)[:, None]
+        rewards = centered / (bessel_std(rewards) + STD_EPSILON)[:, None]
+    return weighted_rewards(rewards, np.nan_to_num(setup.weights))
+
+
 @dataclass(frozen=True, slots=True)
 class AdvantageRule:
     """TRL's rule that computes advantages from rewards, for one generation batch.

@@ -14,6 +14,7 @@ from ..base.generators import Generators
 from ..base.progress import Clock
 from ..data.counters import HELD_BACK, Tally, Totals
 from ..data.prompt_table import PromptTable
+from ..data.rewards import RewardSetup
 from ..data.table import Table
 from ..data.types import FROM_POLICY, NONE, Bools, Context, Floats, Group, Groups, Ints
 from ..errors import ReplayError
@@ -104,6 +105,7 @@ class ReplayBuffer:
         totals ([`Totals`]): Counters and metrics, which strategies may read.
         prompts ([`PromptTable`], *optional*): The prompts generated for so far, which strategies may read.
         serial (`int`): The next group's serial number.
+        setup ([`RewardSetup`], *optional*): The rule that has made the entries' advantages of their rewards.
         adder (`Callable`, *optional*): What `add` calls; set at attach.
         reader (`Callable`, *optional*): What `buffer[serial]` calls; set at attach.
 
@@ -132,6 +134,7 @@ class ReplayBuffer:
         self.totals = Totals()
         self.prompts = prompts
         self.serial = 0
+        self.setup: RewardSetup | None = None
         self.ended: Counter[str] = Counter()
         """Entries that a limit has ended since this process began, by the limit."""
         self.size = size
@@ -369,6 +372,52 @@ class ReplayBuffer:
         self.rules.limiter.prefilled = True
         return True
 
+    def as_groups(self) -> Groups:
+        """The entries as groups, with today's weights of rewards."""
+        table = self.table
+        return Groups(
+            rewards=table.row_rewards.astype(np.float64),
+            reward_weights=table.reward_weights,
+            advantages=table.row_advantage.astype(np.float64),
+            lengths=table.row_length.astype(np.int64),
+            trainable=table.row_trainable,
+            dead=np.zeros(len(table), bool),
+            update=table.update,
+            prompt=table.prompt,
+            behavior_logps=table.row_logp.astype(np.float64) * table.row_trainable,
+            items=table.row_items.astype(np.int64),
+            masked=table.row_masked,
+            origin=table.origin.astype(np.int64),
+            counting=table.counting,
+        )
+
+    def rejudge(self, rows: Ints, groups: Groups, leave: Mapping[str, Bools], tally: Tally) -> None:
+        """Give entries other advantages, and the scores that go with them.
+
+        Args:
+            rows (`(m,)`): Of the table.
+            groups ([`Groups`]): As they are now.
+            leave (`Mapping[str, Bools]`): Entries that leave, `(n,)`, by reason.
+            tally ([`Tally`]): Counts these.
+        """
+        score = self.rules.hooks.score(groups, self.context()) if len(rows) else np.zeros(0)
+        unwanted = np.zeros(len(self), bool)
+        unwanted[rows[~np.isfinite(score)]] = True
+        columns = {
+            "score": score,
+            "reward_mean": groups.reward_mean,
+            "reward_std": groups.reward_std,
+            "items": groups.counted.sum(axis=1),
+            "row_advantage": groups.advantages.astype(np.float32),
+            "row_masked": groups.masked,
+        }
+        self._store.rejudge(rows, columns)
+        label = self.rules.hooks.label("scorer")
+        reasons = {**leave, f"the scorer {label} stores none like it": unwanted}
+        for reason, entries in reasons.items():
+            tally.retire(int(entries.sum()), reason)
+        self._store.forget(np.flatnonzero(np.logical_or.reduce(list(reasons.values()))))
+
     def trim(self) -> int:
         """Evict what there is no room for; return its number."""
         return self._store.evict(lambda table: self.rules.hooks.rank(table, self.context()), self.rules.drops)
@@ -529,6 +578,7 @@ class ReplayBuffer:
             "update": self.clock.update,
             "serial": self.serial,
             "generators": self.generators.state_dict(),
+            "reward_setup": None if self.setup is None else self.setup.state_dict(),
             "strategies": self.rules.state_dict(),
         }
 
@@ -542,6 +592,8 @@ class ReplayBuffer:
         """
         self.clock.update, self.serial = state["update"], state["serial"]
         self.generators.load_state_dict(state["generators"], shared=shared, local=own)
+        setup = state["reward_setup"]
+        self.setup = None if setup is None else RewardSetup.of(setup)
         self.rules.load_state_dict(state["strategies"])
         self._store.load_state_dict(state)
 

@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .. import compat
+from ..base.code import differs
 from ..batch.candidates import PendingGroups
 from ..batch.stored import logps_dtype, named_rewards, with_named_rewards
 from ..buffer import Newcomer
@@ -118,6 +120,7 @@ def _json_state(session: Session, buffer: Mapping[str, Any]) -> dict[str, Any]:
     state["strategy_names"] = _strategy_names(session)
     state["max_completion_length"] = session.trainer.args.max_completion_length
     state["reward_functions"] = list(session.trainer.reward_func_names)
+    state["reward_code"] = session.reward_code
     return state
 
 
@@ -221,6 +224,7 @@ def _apply(session: Session, states: list[RankState], folder: Path) -> None:
     else:
         _apply_resharded(session, states, mine)
     _forget_other_reference(session, mine)
+    _warn_of_other_code(session, mine)
     _forget_longer(session, _shorter(session, mine))
     _refuse_longer(session, _shorter(session, mine))
     written = files.rank_folder(folder, mine.rank)
@@ -262,7 +266,20 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
 def _buffer_state(session: Session, then: RankState, columns: Columns, keysets: Sequence[Any]) -> dict[str, Any]:
     """What the buffer takes: entries, with the rewards of today's functions, and what belongs to its strategies."""
     columns = {**columns, "row_rewards": _named(session, then)(columns["row_rewards"])}
-    return {**_for_these_strategies(session, then.session), "columns": columns, "keysets": keysets}
+    state = {**_for_these_strategies(session, then.session), "columns": columns, "keysets": keysets}
+    return {**state, "reward_setup": _setup_of_today(session, then)}
+
+
+def _setup_of_today(session: Session, then: RankState) -> dict[str, Any] | None:
+    """The rule that made the saved advantages, with its weights in the order of today's reward functions: NaN for new
+    ones. It has no name where a function that counted is gone."""
+    setup = then.session["reward_setup"]
+    if setup is None:
+        return None
+    weights = np.array(setup["weights"], np.float64)
+    today = _named(session, then)(weights)
+    is_gone = np.count_nonzero(weights) > np.count_nonzero(np.nan_to_num(today))
+    return {**setup, "weights": today.tolist(), **({"aggregation": ""} if is_gone else {})}
 
 
 def _named(session: Session, then: RankState) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -277,6 +294,19 @@ def _forget_other_reference(session: Session, mine: RankState) -> None:
     session.has_other_reference()
     if mine.session["reference"] != session.reference:
         session.forget_reference()
+
+
+def _warn_of_other_code(session: Session, mine: RankState) -> None:
+    """Tell which reward functions have another code than then, and the same name: what they gave then is stored."""
+    then = mine.session["reward_code"]
+    others = [name for name, now in session.reward_code.items() if name in then and differs(then[name], now)]
+    if others and session.trainer.accelerator.is_main_process and (len(session.buffer) or session.carry.pending):
+        warnings.warn(
+            f"The code of {', '.join(map(repr, others))} has changed since this checkpoint was written, and the "
+            "buffer's groups have the rewards of then. To train on none of them, call session.clear() in the "
+            "on_train_begin of a callback.",
+            stacklevel=2,
+        )
 
 
 def _shorter(session: Session, mine: RankState) -> float:

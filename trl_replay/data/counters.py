@@ -44,7 +44,7 @@ class Tally:
         refilled, surplus (`float`): Groups of further rounds that took a slot, and those that did not.
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
             admitted.
-        retired (`float`): Entries that left because their prompt was solved.
+        retired (`float`): Entries that left because their prompt was solved, or their rewards are others now.
         excluded (`float`): Groups of which all rows are masked.
         size, tasks, bytes (`float`): Entries of the buffer after this batch, the tasks that they are of, and bytes.
         entries, rows (`float`): Entries that gave a row; rows that they gave.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,40 @@ sizes."""
 ADVANTAGE_NOISE, LARGEST_NOISE = 1e-6, 0.5
 """Advantages of the first size or less, times the largest reward if that is above 1, are 0: rounding errors of
 rewards, which TRL divides by 1e-8, are a tenth of it. Half a standard deviation never is an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSetup:
+    """A trainer's rule from rewards to advantages.
+
+    Attributes:
+        weights (`(functions,)` float64): The trainer's `reward_weights`.
+        scale (`str`): `args.scale_rewards`: `"group"`, `"batch"` or `"none"`.
+        aggregation (`str`): `args.multi_objective_aggregation`.
+    """
+
+    weights: Floats
+    scale: str
+    aggregation: str
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> RewardSetup:
+        """Return what `state_dict` gave."""
+        return cls(np.array(state["weights"], np.float64), state["scale"], state["aggregation"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"weights": self.weights.tolist(), "scale": self.scale, "aggregation": self.aggregation}
+
+    def is_same(self, other: RewardSetup) -> bool:
+        """Return whether both make the same advantages of the same rewards."""
+        equal = np.array_equal(self.weights, other.weights)
+        return equal and (self.scale, self.aggregation) == (other.scale, other.aggregation)
+
+    @property
+    def over_batch(self) -> bool:
+        """True if a group's advantages depend on the other groups of its batch."""
+        return self.scale == "batch" or self.aggregation == "normalize_then_sum"
 
 
 def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:

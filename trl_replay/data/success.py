@@ -53,6 +53,11 @@ class Success:
         del self.values[KEPT - 1 : -1]
         del self.noise[KEPT - 1 : -1]
 
+    def begin_anew(self, of: str) -> None:
+        """Forget the values, if they are of another reward than now, in words."""
+        if of != self.of:
+            self.of, self.values, self.noise = of, [], []
+
     @property
     def is_graded(self) -> bool:
         """Whether rewards had too many values to infer what passes."""

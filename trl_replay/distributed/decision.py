@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from ..data.counters import Tally
@@ -24,6 +25,11 @@ class Admitted:
 
     arrivals: list[Arrival] = field(default_factory=list)
     mine: dict[int, Group] = field(default_factory=dict)
+
+    def within(self, serials: Container[int]) -> Admitted:
+        """Return those of them that the table still has."""
+        arrivals = [arrival for arrival in self.arrivals if arrival.serial in serials]
+        return Admitted(arrivals, {serial: group for serial, group in self.mine.items() if serial in serials})
 
     @property
     def serials(self) -> list[int]:

@@ -6,12 +6,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import compat
 from ..batch.group_view import rewards_of_batch, view
 from ..data.types import Batch, Groups
 from ..distributed.row_layout import RowLayout
+from ..setup.assembly import rewards_in_words
 from ..setup.components import Components
 from ..setup.settings import Settings
 from ..step.mixing import Mixing
@@ -60,7 +62,9 @@ class Judge:
         components = self._components
         setup = compat.reward_setup(self._trainer())
         table, update = components.buffer.table, components.buffer.clock.update
-        table.reward_weights = setup.weights
+        if not np.array_equal(table.reward_weights, setup.weights):
+            table.reward_weights = setup.weights
+            components.success.begin_anew(rewards_in_words(self._trainer(), table.counting))
         groups = view(rows.columns, scored, setup, rows.size, update, table.counting, components.success)
         return self._mixing.shape(groups)
 

@@ -65,7 +65,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         weighs_tokens = compat.allows_token_weights(trainer)
         stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device, weighs_tokens)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
-    success = Success(config.replay_pass_reward, _in_words(trainer, counting))
+    success = Success(config.replay_pass_reward, rewards_in_words(trainer, counting))
     by_setting = treatments(config.replay_unfilled, config.replay_kl, success)
     hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
     beside_the_tap = compat.has_other_loss_path(trainer)
@@ -86,7 +86,8 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     )
     prompts = PromptTable() if settings.chooses_prompts else None
     buffer = ReplayBuffer(room.groups, rules, room.nbytes, size, functions, room.seed, prompts)
-    buffer.table.reward_weights = compat.reward_setup(trainer).weights
+    buffer.setup = compat.reward_setup(trainer)
+    buffer.table.reward_weights = buffer.setup.weights
     buffer.table.counting = counting
     return Components(
         buffer=buffer,
@@ -139,7 +140,7 @@ def _counting(trainer: Any, name: str | None) -> int | None:
     return known.index(name)
 
 
-def _in_words(trainer: Any, counting: int | None) -> str:
+def rewards_in_words(trainer: Any, counting: int | None) -> str:
     """The reward that counts."""
     names = list(trainer.reward_func_names)
     if counting is not None:

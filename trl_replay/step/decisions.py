@@ -23,6 +23,7 @@ from ..loss.handshake import Handshake
 from ..setup.components import Components
 from ..setup.settings import Settings
 from .fresh_batch import FreshBatch
+from .judging import Judging
 from .mixing import Mixing
 
 ALL_LIVE = "no group was dead: nothing to replace"
@@ -55,6 +56,7 @@ class Decisions:
         self._mixes_rows = components.mixes_rows
         self._beside_the_tap = components.beside_the_tap
         self.mixing = Mixing(components, settings)
+        self._judge = Judging(components, settings, self.mixing)
         self._handshake = handshake
         self._context = components.buffer.context
         self._settings = settings
@@ -89,6 +91,8 @@ class Decisions:
         """
         tally = Tally(refilled=fresh.refilled, surplus=fresh.surplus)
         admitted = self.settle(pending, fresh.rows, fresh.generations, tally)
+        self._judge(fresh, tally)
+        admitted = admitted.within(self._buffer)
         slots, most = self.select(fresh.groups, tally)
         plan, priorities = self._place(fresh, slots, most, collected_at, tally)
         self._book(fresh.groups, plan, tally)

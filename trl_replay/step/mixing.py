@@ -50,7 +50,7 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     return replace(changed, dead=dead | (changed.alike & ~_have_one(advantages, changed.trains)))
 
 
-def _alike_among(groups: Groups, members: Bools) -> Bools:
+def alike_among(groups: Groups, members: Bools) -> Bools:
     """Groups whose `members` are alike by the function that counts, `(n,)`."""
     return replace(groups, rewards=np.where(members[..., None], groups.rewards, np.nan)).alike
 
@@ -309,6 +309,6 @@ class Mixing:
             plan.advantages, dead = by_rule(counted, join=True)
         members = plan.stored if setting == "split" else np.ones_like(plan.stored)
         groups = mixed.as_groups(dead)
-        groups = self.shape(replace(groups, dead=dead | _alike_among(groups, members & counted)))
+        groups = self.shape(replace(groups, dead=dead | alike_among(groups, members & counted)))
         plan.advantages, plan.masked = groups.advantages.copy(), groups.masked.copy()
         return groups.dead.copy()
