@@ -15,10 +15,10 @@ from ..asynchronous.session import AsyncSession
 from ..checkpoint import saving
 from ..distributed.decision import RUNS
 from ..errors import AttachError
+from ..generation import completions_table
 from ..loss import unsloth
 from ..loss.micro_batch import ROWS
 from ..session import Session
-from . import completions_table
 from .callback import ReplayCallback
 
 COPIED = "__getstate__"
