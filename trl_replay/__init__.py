@@ -13,7 +13,7 @@ from .data.plan import Plan
 from .data.prompt_table import PromptTable
 from .data.rewards import reaches
 from .data.table import Table, weighted_sample
-from .data.types import Context, Corrected, Group, Groups, InputsContext, Placement, ReplayedRows
+from .data.types import Context, Corrected, Entry, Group, Groups, InputsContext, Placement, ReplayedRows
 from .errors import (
     AttachError,
     BatchError,
@@ -37,7 +37,7 @@ from .specs import CorrectionSpec, EvictorSpec, MixerSpec, Preset, SamplerSpec, 
 from .strategies.samplers import WeightedSampler
 
 if TYPE_CHECKING:
-    from .buffer.replay_buffer import Entry, ReplayBuffer
+    from .buffer.replay_buffer import ReplayBuffer
     from .session import Session
     from .trainer.attachment import attach, attached, detach
     from .trainer.autoattach import autoattach
@@ -49,7 +49,6 @@ _LAZY = {
     "attached": "trainer.attachment",
     "autoattach": "trainer.autoattach",
     "detach": "trainer.attachment",
-    "Entry": "buffer.replay_buffer",
     "ReplayBuffer": "buffer.replay_buffer",
     "Session": "session",
 }

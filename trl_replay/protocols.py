@@ -4,13 +4,14 @@ implement."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
 from .data.prompt_table import PromptTable
 from .data.table import Table
-from .data.types import Context, Corrected, Floats, Group, Groups, Ints, ReplayedRows
+from .data.types import Context, Corrected, Entry, Floats, Group, Groups, Ints, ReplayedRows
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 """Row columns by name, all of 8-byte items and of one length."""
@@ -167,6 +168,22 @@ class Scope(Protocol):
         Returns:
             Per serial that this rank needs, the group.
         """
+
+
+class SessionFiles(Protocol):
+    """What a session does with files (see `trl_replay.offline.files`)."""
+
+    def warm_start(self) -> None:
+        """Fill the buffer from `replay_warm_start`, once in the life of a run."""
+
+    def add(self, source: Any, incomplete: str, columns: Mapping[str, str] | None, rescore: bool) -> int:
+        """Add groups made elsewhere; return their number."""
+
+    def entry(self, serial: int) -> Entry:
+        """Read an entry of the buffer."""
+
+    def export(self, path: str | Path) -> Path:
+        """Write what this process holds to a Parquet file; return its path."""
 
 
 class SessionLike(Protocol):

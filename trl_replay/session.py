@@ -4,45 +4,43 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from numpy.typing import NDArray
-
 from . import compat
-from .advice.logged import DRY_RUN, JUDGED_BY
-from .advice.outcome import outcome_of
 from .advice.pace import FEWEST_UPDATES, PASSES, in_words
-from .advice.rules import GENERATIONS, of_caps, remedy_for_masks, what_to_change
+from .advice.rules import remedy_for_masks
 from .base.living import living
 from .base.pace import Pace
-from .base.sizes import counted
 from .base.weights import fingerprint
 from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
-from .batch.group_view import AdvantageRule, dead_by_function
-from .data.counters import SETTLED, Tally, log, metrics, own_metrics
+from .batch.group_view import AdvantageRule
+from .data.counters import SETTLED, Tally
 from .data.prompt_table import PromptTable
-from .data.types import Batch, Context, Group, Placement, Row
+from .data.types import Batch, Entry, Group, Placement, Row
 from .distributed.communicator import Agreed, Communicator
 from .distributed.decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
-from .errors import SeamError
+from .errors import ReplayError, SeamError
+from .generation import completions_table
 from .generation.generated import Generated
 from .generation.judge import Judge
 from .generation.rounds import Rounds, Score
+from .loss import unsloth
 from .loss.denominator import Denominator
 from .loss.handshake import Handshake
 from .loss.mask_watch import MaskWatch
 from .loss.micro_batch import ROWS
 from .loss.supply import Supply
 from .loss.tap import Tap
-from .protocols import Scope
+from .protocols import Scope, SessionFiles
+from .reporting import Reporting
 from .setup.components import Components
 from .setup.config import ReplayConfig
 from .setup.settings import Settings
@@ -60,17 +58,15 @@ from .step.training_batch import (
     write_advantages,
 )
 
+NOT_ATTACHED = "Groups can be added to the buffer of an attached session only: attach(trainer).add(…)."
 TAG = "trl-replay"
 """On the card of a model that was trained on replayed groups."""
-MEETING = 600.0
-"""Seconds that a process waits for the others when training begins: the main one may be starting a tracker's run."""
 
 
 class Session:
     """One attachment. Made by `attach`.
 
     Attributes:
-        settings ([`Settings`]): What the session goes by.
         config ([`ReplayConfig`]): The same for its users: the settings in force, a preset's included.
         buffer ([`ReplayBuffer`]): `len(buffer)`, `buffer.table`, `buffer.capacity`, `buffer.nbytes`, `buffer.clear()`.
         scope ([`Scope`]): Who shares the buffer.
@@ -89,31 +85,28 @@ class Session:
         pace ([`Pace`]): Times generation and updates.
         resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
         rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
-        exporter (`Callable`, *optional*): What `export` calls; set at attach.
-        reward_code (`dict[str, str]`): Hashes of the reward functions' code, by name.
+        files ([`SessionFiles`]): Reads and writes files for it; given by `attach`.
         reference (`str`): Tells the reference model's states apart: that of the last look.
     """
 
     def __init__(self, trainer: Any, settings: Settings, components: Components) -> None:
         self._trainer = weakref.ref(trainer)
         self.components = components
-        self.settings = settings
         self.enabled = enabled = settings.acts
         self.paused = False
         self.detached = False
-        self.met = False
         self.buffer = components.buffer
         self.totals = components.buffer.totals
-        self.handshake = Handshake(components.beside_the_tap)
-        self.supply = Supply(components.correct, components.bounds, components.token_weights)
+        self.handshake = Handshake(components.loss.beside_the_tap)
+        self.supply = Supply(components.correct, components.loss.bounds, components.loss.token_weights)
         self.mask_watch = MaskWatch(_what_masks(settings))
         self.tap = Tap(
             self.supply,
             components.num_generations,
-            components.beside_the_tap,
+            components.loss.beside_the_tap,
             self.handshake,
             components.errors,
-            components.bounds.form,
+            components.loss.bounds.form,
             self._trainer,
         )
         self.communicator = Communicator(components, int(trainer.accelerator.process_index))
@@ -129,9 +122,14 @@ class Session:
         self.pace = Pace()
         self.resumes_at = 0
         self.rebuilds = False
-        self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
+        self.files: SessionFiles
+        self.reporting = Reporting(self._trainer, components)
         self.reference = self._reference_now() if enabled else ""
-        self.reward_code = compat.code_of_rewards(trainer) if enabled else {}
+
+    @property
+    def settings(self) -> Settings:
+        """What the session goes by."""
+        return self.components.settings
 
     @property
     def config(self) -> ReplayConfig:
@@ -201,16 +199,21 @@ class Session:
             return DETACHED
         return PAUSED if self.paused else RUNS
 
-    def meet(self) -> None:
-        """When training begins: makes sure that replay is attached on all processes, with the same settings.
+    def begin_training(self, updates: int) -> None:
+        """Training of so many updates begins. Weights may have been loaded since: rows noted before are not recorded
+        any more. The buffer is filled once from the file that is to start it, with the model in its place.
 
         Raises:
-            SeamError: It is not.
+            SeamError: Replay is not attached on all processes.
             ConfigurationError: It is, with other settings.
         """
-        if not self.met:
-            self.roll_call("train", "training", MEETING)
-            self.met = True
+        self.tap.forget()
+        self.roll_call.training = False
+        if self.has_other_reference():  # also if an engine has only now sharded it
+            self.forget_reference()
+        self.buffer.clock.planned = updates
+        self.roll_call.for_training()
+        self.files.warm_start()
 
     def abstain(self, count: int, at_end: bool = False) -> None:
         """A generation batch of `count` rows that replay leaves as it is. The other processes must hear of it, or they
@@ -227,7 +230,7 @@ class Session:
             self.totals.pause(count * self.components.processes)
         if self.components.processes == 1:
             return
-        self.meet()
+        self.roll_call.for_training()
         rows = self.communicator.share(None, count, None)
         if self.rounds is not None and not at_end:
             self.rounds.abstain(self.mode)
@@ -236,29 +239,44 @@ class Session:
     def let_go(self) -> None:
         """Detached: nothing more is recorded, and what was taken off the trainer for the next batch is forgotten."""
         self.detached = True
-        self.buffer.adder = None
         self.tap.forget()
+
+    @property
+    def scoring(self) -> bool:
+        """Tell whether the trainer is scoring a batch."""
+        return self.judge.rewards is not None
+
+    def put_on(self, trainer: Any) -> None:
+        """Add what is on the trainer beside the seam's methods: a column in its table of completions."""
+        completions_table.begin(trainer)
+
+    def take_off(self, trainer: Any) -> None:
+        """Take it away again, and replayed rows that are left in the trainer's buffer: without the tap they can't be
+        trained on, so stock scores a new batch. Of several processes all do, whichever has such rows: they generate
+        together or not at all."""
+        self.template = None  # not before: where other ranks go on, this one comes to their iterations
+        buffered = getattr(trainer, compat.BUFFERED, None) or []
+        ours = [micro for micro in buffered if ROWS in micro]
+        if any(self.components.processes > 1 or bool(micro[ROWS][:, 1].any()) for micro in ours):
+            setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
+        for micro in ours:
+            del micro[ROWS]
+            micro.update(unsloth.packed(trainer, micro))
+        completions_table.end(trainer)
+
+    def saving(self) -> AbstractContextManager[Any]:
+        """Hold while a checkpoint is written."""
+        return nullcontext()
 
     def explain(self) -> str:
         """Describe what the run came to, what was replayed, why not more was, and what to change."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
-        trainer = self._trainer()
-        log = [] if trainer is None else trainer.state.log_history
-        came_to = outcome_of(log, self.config.replay_reward)
-        lines = [f"outcome: {came_to}"] if came_to else []
-        lines.append(self._explain_replay())
-        if self.buffer.capacity and self.communicator.ranks > 1:
-            lines.append(self._explain_scope(self.communicator.ranks))
-        if self.settings.plugins:
-            lines.append(self._explain_plugins())
-        doubt = self.judge.doubt()
-        lines += [doubt] if doubt else []
-        lines += self._explain_pace()
-        settings = {**self.config.to_dict(), GENERATIONS: self.components.num_generations}
-        caps = of_caps(self.totals.held_back(), int(self.totals.counters["replaced"]), settings)
-        lines += what_to_change(log, settings, caps) if log else []
-        return "\n".join(lines)
+        if not self.buffer.capacity:
+            return self.reporting.explain(self.totals.explain_without_buffer(), self._explain_pace())
+        rank, ranks = self.communicator.rank, self.communicator.ranks
+        replayed = self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks)
+        return self.reporting.explain(replayed, self._explain_pace())
 
     @property
     def _updates_per_pass(self) -> float:
@@ -277,30 +295,6 @@ class Session:
             return []
         unit = "updates a batch" if per_pass == 1 else "passes over a batch"
         return [in_words(passes, max(int(self.trainer.num_iterations), 2), unit)]
-
-    def _explain_replay(self) -> str:
-        if not self.buffer.capacity:
-            return self.totals.explain_without_buffer()
-        rank = self.communicator.rank
-        ranks = self.communicator.ranks
-        return self.totals.explain(len(self.buffer), self.settings.config.replay_dry_run, rank, ranks)
-
-    def _explain_plugins(self) -> str:
-        """Whose hooks take part, with the arguments that this run gives them."""
-        told = []
-        for plugin in self.settings.plugins:
-            arguments = ", ".join(f"{name}={value!r}" for name, value in plugin.arguments.items())
-            told.append(f"{plugin.name}({arguments})" if arguments else plugin.name)
-        preset = self.settings.config.replay_preset
-        origin = f" (preset {preset!r})" if preset else ""
-        return f"plugins that take part{origin}: {', '.join(told)}"
-
-    def _explain_scope(self, ranks: int) -> str:
-        """Describe which processes share a buffer, why, and how much it holds."""
-        label = self.settings.label("scope")
-        why = f", chosen by replay_scope='auto': {self.settings.chosen_scope}" if self.settings.chosen_scope else ""
-        room = _room(self.scope, self.settings.config.replay_buffer_size, ranks)
-        return f"scope {label}{why}; {room}"
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
@@ -328,7 +322,7 @@ class Session:
             batch (`dict`): As TRL returned it.
             score (`Callable`, *optional*): Scores further rows as TRL does; needed where something is generated again.
         """
-        self.meet()
+        self.roll_call.for_training()
         started = time.perf_counter()
         self.carry.unfinished = True
         pending, rows = self._share(batch, batch["prompt_ids"].size(0))
@@ -384,7 +378,7 @@ class Session:
         Args:
             batch (`dict`): As TRL returned it.
         """
-        self.meet()
+        self.roll_call.for_training()
         success, shares = self.buffer.rules.success, self.communicator.shares
         known = success.state_dict()
         rows = self.communicator.share(batch, batch["prompt_ids"].size(0), None)
@@ -440,7 +434,7 @@ class Session:
         recorded = None
         keys: frozenset[str] = frozenset()
         with self.components.errors.keeping():
-            if self.components.beside_the_tap:
+            if self.components.loss.beside_the_tap:
                 batch = compat.with_old_logps(self.trainer, batch)
             if self.components.forwards_to_record:
                 recorded = compat.forward_logps(self.trainer, batch)
@@ -504,18 +498,59 @@ class Session:
         counted = count_items(composed, total, size)
         return with_reference({**counted, ROWS: ids}, reference_of(fresh, plan))
 
+    def add(
+        self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None, rescore: bool = False
+    ) -> int:
+        """Add groups made elsewhere, on every process: another run's, a stronger model's, a person's.
+
+        Args:
+            source (`Any`): Paths of files, folders, or patterns, one or a list; or rows, as mappings, a `Dataset`, or
+                a `DataFrame`, with `prompt` and `completion`: docs/files.md lists all columns. All processes get the
+                same.
+            incomplete (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows;
+                `"resample"` fills them up with rows of their own.
+            columns (`Mapping[str, str]`, *optional*): What columns stand for that have other names:
+                `{"question": "prompt"}`.
+            rescore (`bool`, *optional*, defaults to `False`): Whether the trainer's reward functions score rows that
+                have a reward, too. Rows without one are scored in any case.
+
+        Returns:
+            How many groups are in the buffer now that were not before.
+
+        Raises:
+            ReplayError: The rows can't be used, or the session is not attached.
+        """
+        if self.detached or not self.enabled:
+            raise ReplayError(NOT_ATTACHED)
+        return self.files.add(source, incomplete, columns, rescore)
+
+    def entry(self, serial: int) -> Entry:
+        """Read an entry of the buffer, as texts and numbers.
+
+        Args:
+            serial (`int`): Its serial number, as in `buffer.table.serial`.
+
+        Raises:
+            KeyError: No entry has it.
+            ReplayError: Its payload is on another process.
+        """
+        return self.files.entry(serial)
+
     def export(self, path: str | Path) -> Path:
         """Write what this process holds to a Parquet file, one row a completion: docs/files.md. Return its path.
 
         Raises:
             ReplayError: The path does not end in `.parquet`.
         """
-        assert self.exporter is not None  # attach gives one
-        return self.exporter(path, self.trainer, self.components)
+        return self.files.export(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
+        """Return what a checkpoint keeps of the session, buffer apart; JSON can hold all but `pending` (candidates)
+        and `prompts` (columns of those generated for)."""
+        rounds = self.rounds
         return {
+            "pending": self.carry.pending,
+            "prompts": None if rounds is None else rounds.table.state_dict(),
             "shares": self.communicator.shares,
             "iteration": 0 if self.template is None else compat.begun_iteration(self.trainer),
             "paused": self.paused,
@@ -525,50 +560,55 @@ class Session:
             "reference": self.reference,
             "settings": self.config.to_dict(),
             "totals": self.totals.state_dict(),
-            "rounds": None if self.rounds is None else self.rounds.state_dict(),
+            "rounds": None if rounds is None else rounds.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave, but for what belongs to the last generation batch and the totals."""
+    def load_state_dict(self, state: Mapping[str, Any], of_ranks: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Take what `state_dict` gave; runs that generated nothing again have left neither `rounds` nor `prompts`.
+
+        Args:
+            state (`Mapping`): This rank's.
+            of_ranks (`Sequence[Mapping]`, *optional*): Of several ranks, what is known about generating, where these
+                are not the same as then.
+        """
         self.communicator.shares = state["shares"]
         self.resumes_at = state["iteration"] if self.draws_again else 0
         self.paused = self.paused or state["paused"]
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False
         self.carry.load_state_dict(state)
+        self.carry.pending = state["pending"]
         self.totals.metrics = dict(state["metrics"])
-
-    def load_rounds(
-        self,
-        states: Sequence[Mapping[str, Any]],
-        tables: Sequence[Mapping[str, NDArray[Any]] | None],
-        own: bool = False,
-    ) -> None:
-        """Take what is known about generating, of this rank or of several that it follows; runs that generated
-        nothing again have left nothing.
-
-        Args:
-            states (`Sequence[Mapping]`): What `state_dict` gave.
-            tables (`Sequence[Mapping]`): Columns of the prompts generated for.
-            own (`bool`): Whether they are of this rank alone, and no other one takes them.
-        """
         if self.rounds is None:
             return
-        known = [state["rounds"] for state in states if state["rounds"]]
+        ranks = of_ranks or [state]
+        known = [of_rank["rounds"] for of_rank in ranks if of_rank["rounds"]]
         if known:
             self.rounds.load_state_dict(*known)
-        seen = [table for table in tables if table]
+        seen = [of_rank["prompts"] for of_rank in ranks if of_rank["prompts"]]
         if seen:
-            self.rounds.table.load_state_dict(*seen, own=own)
+            self.rounds.table.load_state_dict(*seen, own=of_ranks is None)
+
+    def forget_pending(self) -> None:
+        """Forget what the last generation batch left."""
+        self.carry = StepCarry()
+        self.resumes_at = 0
+
+    def resumed(self, state: Mapping[str, Any]) -> None:
+        """Look at the reference model once all is loaded: the trainer does not save it, and resumes with the one that
+        it was made with, whatever `sync_ref_model` had made of it."""
+        self.has_other_reference()
+        if state["reference"] != self.reference:
+            self.forget_reference()
 
     def log_ratios(self) -> None:
         """Add the importance ratios seen in the loss to the metrics."""
         measured = self.supply.stats.metrics()
         self.mask_watch(measured)
-        self._record(measured)
-        self._record(self.components.gates.means.metrics())
-        self._record(self.components.bounds.means.metrics())
-        self._record(self.tap.fresh.means.metrics())
+        self.reporting.record(measured)
+        self.reporting.record(self.components.loss.gates.means.metrics())
+        self.reporting.record(self.components.loss.bounds.means.metrics())
+        self.reporting.record(self.tap.fresh.means.metrics())
 
     def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, RowLayout]:
         """Share the columns of `count` rows of this process, and of the last batch's candidates, which are returned.
@@ -618,40 +658,9 @@ class Session:
             values["replay/rounds"] = float(self.rounds.done)
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
         context = replace(self.buffer.local_context(), fresh=fresh.groups)
-        self._log_groups({**total, **since}, fresh.rule.scored, context, values)
+        self.reporting.log_groups({**total, **since}, fresh.rule.scored, context, values)
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
-        self._record({"replay/seconds": time.perf_counter() - started - generating})
-
-    def _log_groups(
-        self, total: Mapping[str, float], scored: torch.Tensor, context: Context, further: Mapping[str, float]
-    ) -> None:
-        """Begin the metrics of a batch anew: those of its groups, and those of plugins.
-
-        Args:
-            total (`Mapping[str, float]`): Its counters, summed over ranks.
-            scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
-            context ([`Context`]): What plugins see.
-            further (`Mapping[str, float]`): Further metrics, by key.
-        """
-        size = self.components.num_generations
-        so_far = self.totals.of_all_ranks
-        rollouts = so_far["generated"] * size + so_far["paused_rows"]
-        self.totals.metrics = {}
-        self._record(metrics(total, size, self.components.success.least is not None))
-        self._record({"replay/rollouts": rollouts, **further})
-        if self.config.replay_dry_run:
-            self._record({DRY_RUN: 1.0})
-        if self.config.replay_reward:
-            self._record({f"{JUDGED_BY}/{self.config.replay_reward}": 1.0})
-        weights = compat.reward_setup(self.trainer).weights
-        self._record(dead_by_function(scored, self.trainer.reward_func_names, weights, size))
-        for result in self.components.hooks.call("metrics", self.update, context=context):
-            self._record(own_metrics(result, self.metrics))
-
-    def _record(self, values: Mapping[str, float]) -> None:
-        """Put values into `metrics`, and those that are to be logged where the trainer's log averages them."""
-        self.totals.metrics = {**self.metrics, **values}
-        log(values, compat.training_metrics(self.trainer))
+        self.reporting.record({"replay/seconds": time.perf_counter() - started - generating})
 
 
 def _what_masks(settings: Settings) -> str:
@@ -661,11 +670,3 @@ def _what_masks(settings: Settings) -> str:
     if correction is None or not remedy:
         return ""
     return f"replay_correction={correction.label!r} ({correction.taken}). {remedy}"
-
-
-def _room(scope: Scope, size: int, ranks: int) -> str:
-    """Describe how many groups there is room for."""
-    each = counted(size, "group")
-    if scope.division.replicated:
-        return f"{each} in all, on every process"
-    return f"{each} a process, {size * ranks} in all"

@@ -40,7 +40,7 @@ from .setup.rehearsal import made_up_groups, made_up_rows, made_up_table
 from .specs import Kind
 
 if TYPE_CHECKING:
-    from .session import Session
+    pass
 
 CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 
@@ -458,7 +458,7 @@ def _every_third_is_dead(completions: Sequence[str], **columns: Any) -> list[flo
     return [float(row % 4 == 0 and row // 4 % 3 != 1) for row in range(len(completions))]
 
 
-def _saving(session: Session, directory: Path) -> Any:
+def _saving(session: Any, directory: Path) -> Any:
     """A callback that saves the plugins when training begins, once a checkpoint is loaded."""
     from transformers import TrainerCallback
 

@@ -14,7 +14,7 @@ from resuming import build, differences, resume, rewrite, state, train
 
 import trl_replay
 from trl_replay import CheckpointError, MismatchError
-from trl_replay.checkpoint import session_state as checkpoint
+from trl_replay.checkpoint.session_state import RankPart
 
 EXAMPLES = 250
 
@@ -44,8 +44,8 @@ class Resumable:
         return self.copy / "rank-00000"
 
     def load(self) -> None:
-        states = checkpoint.read(self.session, self.copy)
-        checkpoint.apply(self.session, states, self.copy)
+        part = RankPart(self.session)
+        part.apply(part.read(self.copy), self.copy)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: Any) ->
         return make_trainer("out", rewards, max_steps=2)
 
     with trl_replay.attached(tiny()) as session:
-        session.buffer.add(rows)
+        session.add(rows)
         session.export("out.parquet")
     namespace: dict[str, Any] = {"trl_replay": trl_replay, "GRPOTrainer": tiny, "trainer": tiny()}
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)

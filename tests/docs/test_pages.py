@@ -109,7 +109,7 @@ def test_the_code_runs_from_top_to_bottom(page: str, run: Path, monkeypatch: Any
     namespace: dict[str, Any] = {"trl_replay": trl_replay, "datasets": datasets, "GRPOTrainer": tiny}
     namespace["trainer"] = tiny()
     namespace["session"] = trl_replay.attach(namespace["trainer"])
-    namespace["session"].buffer.add(TEACHER)
+    namespace["session"].add(TEACHER)
     for code in blocks(page, "python"):
         if "trl_replay.attach(trainer" in code and "GRPOTrainer" not in code:
             namespace["trainer"] = tiny()

@@ -57,7 +57,7 @@ def test_groups_without_log_probs_are_refused_before_training(trainer: Any) -> N
     rows = [{"prompt": "1=", "completion": text, "reward": float(text == "2")} for text in "2345"]
     session = trl_replay.attach(trainer)
     with pytest.raises(trl_replay.ReplayError, match=r"have no log-probs.*session\.export\(\)"):
-        session.buffer.add(rows)
+        session.add(rows)
     assert len(session.buffer) == 0
 
 

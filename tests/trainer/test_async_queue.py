@@ -156,7 +156,7 @@ def test_a_warm_start_replays_the_groups_of_another_run_as_they_were(policy: Any
         assert np.array_equal(sample.old_log_probs, original.old_log_probs)
         assert np.array_equal(sample.completion_mask, original.completion_mask)
         assert sample.advantage == pytest.approx(original.advantage)
-    assert session.buffer.add(path) == len(stored.buffer)
+    assert session.add(path) == len(stored.buffer)
 
 
 def test_115_a_warm_start_trains_no_row_that_the_synchronous_run_left_out(policy: Any, tmp_path: Any) -> None:
@@ -183,7 +183,7 @@ def test_115_a_warm_start_trains_no_row_that_the_synchronous_run_left_out(policy
     trainer = make_async_trainer(tmp_path / "b", policy, worker)
     session = trl_replay.attach(trainer, replay_start=None)
     given = handed_out(session)
-    assert session.buffer.add(rows) == len(stored.buffer)
+    assert session.add(rows) == len(stored.buffer)
     trainer.train()
     replayed = [tuple(sample.input_ids.tolist()) for sample in given if sample.group_id < 0]
     assert len(replayed) > SIZE
@@ -199,12 +199,12 @@ def test_179_a_warm_start_cuts_no_group_of_forked_completions_into_groups_of_oth
     before = make_async_trainer(tmp_path / "a", policy, Script(forked))
     stored = trl_replay.attach(before, replay_start=None)
     before.train()
-    sizes = [len(stored.buffer[serial].masked) for serial in stored.buffer]
+    sizes = [len(stored.entry(serial).masked) for serial in stored.buffer]
     assert set(sizes) == {SIZE, SIZE + 2}
     path = stored.export(tmp_path / "groups.parquet")
     trainer = make_async_trainer(tmp_path / "b", policy, Script(all_live))
     session = trl_replay.attach(trainer)
-    assert session.buffer.add(path) == sizes.count(SIZE)
+    assert session.add(path) == sizes.count(SIZE)
     assert session.totals.counters["refused"] == sizes.count(SIZE + 2)
     assert any("forked conversations" in reason for reason in session.totals.reasons)
 
@@ -220,7 +220,7 @@ def test_115_a_files_advantages_of_tokens_are_refused(policy: Any, tmp_path: Any
     ]  # fmt: skip
     trainer = make_async_trainer(tmp_path, policy, Script(all_live))
     session = trl_replay.attach(trainer)
-    assert session.buffer.add(rows) == 0
+    assert session.add(rows) == 0
     assert any("its tokens have advantages of their own" in reason for reason in session.totals.reasons)
 
 
@@ -409,7 +409,7 @@ def test_a_forked_conversation_gives_several_rows_of_one_group(policy: Any, tmp_
     given = handed_out(session)
     trainer.train()
     serial = next(iter(session.buffer))
-    entry = session.buffer[serial]
+    entry = session.entry(serial)
     assert len(entry.completions) == 6
     assert entry.columns["row_reward"] == [1.0, 0.0, 0.0, 0.0], "a row of the table is a completion"
     sizes = np.unique([sample.group_id for sample in given if sample.group_id < 0], return_counts=True)[1]
@@ -533,7 +533,7 @@ def test_177_no_row_of_a_failed_rollout_is_replayed_or_exported_as_trained_where
     rows = 3 if failed == 0 else 4
     assert len(replayed) == rows * session.totals.counters["replaced"] > 0
     assert all(sample.advantage for sample in replayed)
-    masked = session.buffer[next(iter(session.buffer))].masked
+    masked = session.entry(next(iter(session.buffer))).masked
     assert masked == ([True, True, False, False, False] if failed == 0 else [False, False, False, True, False])
 
 
@@ -630,7 +630,7 @@ def test_95_a_group_whose_samples_come_with_gaps_is_judged_whole(policy: Any, tm
     with pytest.raises(Empty):
         session.queue.get(timeout=0.01)
     assert len(session.buffer) == 1
-    assert session.buffer[next(iter(session.buffer))].columns["row_rewards"][3][1] == 1.0
+    assert session.entry(next(iter(session.buffer))).columns["row_rewards"][3][1] == 1.0
 
 
 def test_a_group_is_dead_by_the_reward_that_counts(policy: Any, tmp_path: Any) -> None:

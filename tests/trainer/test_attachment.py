@@ -413,7 +413,7 @@ def test_45_a_detached_session_takes_no_more_groups(tmp_path: Any) -> None:
     session = trl_replay.attach(trainer)
     trl_replay.detach(trainer)
     with pytest.raises(trl_replay.ReplayError, match="an attached session only"):
-        session.buffer.add([])
+        session.add([])
 
 
 @pytest.mark.parametrize("function", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -104,7 +104,7 @@ def test_144_a_file_keeps_vllms_ratios(tmp_path: Any, mode: str) -> None:
     trainer.train()
     session.export(tmp_path / "groups.parquet")
     other = trl_replay.attach(sampled(tmp_path / "second", mode))
-    assert other.buffer.add(tmp_path / "groups.parquet") == len(session.buffer)
+    assert other.add(tmp_path / "groups.parquet") == len(session.buffer)
     pairs = zip(sorted(session.buffer), sorted(other.buffer), strict=True)
     ratios = [tuple(buffer.load(serial).tensors[RATIO] for buffer, serial in
                     zip((session.buffer, other.buffer), pair, strict=True)) for pair in pairs]  # fmt: skip
@@ -134,7 +134,7 @@ def test_144_the_ratio_of_a_files_log_probs_is_the_trainers_own(tmp_path: Any, m
          "old_per_token_logps": old, "sampling_per_token_logps": sampler}
         for number, sampler in enumerate(samplers)
     ]  # fmt: skip
-    assert session.buffer.add(rows) == 1
+    assert session.add(rows) == 1
     (serial,) = session.buffer
     found = session.buffer.load(serial).tensors[RATIO].view(4, -1)
     torch.testing.assert_close(found[:2], torch.tensor(ratios), atol=1e-3, rtol=1e-2)
@@ -160,7 +160,7 @@ def test_144_ratios_of_tokens_serve_no_mode_of_sequences(tmp_path: Any) -> None:
         RATIO: [1.0, 1.1],
     }
     with pytest.raises(trl_replay.ReplayError, match="sampling_per_token_logps"):
-        session.buffer.add([{**row, "reward": float(number == 0)} for number in range(4)])
+        session.add([{**row, "reward": float(number == 0)} for number in range(4)])
 
 
 @pytest.mark.parametrize(("then", "now"), [("token_truncate", "sequence_mask"), ("sequence_mask", "token_truncate")])

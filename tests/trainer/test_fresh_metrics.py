@@ -162,7 +162,7 @@ def test_103_a_first_window_of_replayed_rows_alone_counts_with_their_own_entropy
         gradient_accumulation_steps=2, **{**ADAPTIVE, "entropy_target": 100.0},
     )  # fmt: skip
     session = trl_replay.attach(trainer, replay_buffer_size=64)
-    session.buffer.add([{**row, "prompt": prompt} for prompt in ("1=", "2=", "3=", "4=") for row in TEACHER[:4]])
+    session.add([{**row, "prompt": prompt} for prompt in ("1=", "2=", "3=", "4=") for row in TEACHER[:4]])
     trainer.train()
     assert session.totals.counters["replaced"] > 6
     read = trainer.controlled[1::2]

@@ -159,7 +159,7 @@ def test_refilled_groups_are_stored_and_replayed_later(tmp_path: Any) -> None:
     steps = record(session)
     trainer.train()
     assert replayed(steps) == [0, 1]
-    entry = session.buffer[session.buffer.table.serial[0]]
+    entry = session.entry(session.buffer.table.serial[0])
     batch, tokenizer = trainer.scored[1], trainer.processing_class
     assert entry.completions == tokenizer.batch_decode(batch["completion_ids"][4:8], skip_special_tokens=True)
     assert entry.prompts == tokenizer.batch_decode(batch["prompt_ids"][4:8], skip_special_tokens=True)

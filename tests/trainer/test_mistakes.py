@@ -270,7 +270,7 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
         ["attached(trainer) is for a with statement", "trl_replay.attach(trainer)"],
     ),
     "an entry that there is not": (
-        lambda desk: trl_replay.attach(desk.trainer()).buffer[999],
+        lambda desk: trl_replay.attach(desk.trainer()).entry(999),
         ["no entry 999", "list(session.buffer)"],
     ),
     "attaching twice": (twice, ["attached to this trainer already", "Call trl_replay.detach(trainer) first"]),

@@ -341,7 +341,7 @@ def test_a_hook_reads_the_reward_of_a_file_that_does_not_name_its_functions(tmp_
     ]
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, reward_weights=[0.5])
     session = trl_replay.attach(trainer, **{**MIXED, "replay_plugins": [plug(shaping_by(reading))]})
-    session.buffer.add(rows)
+    session.add(rows)
     trainer.train()
     assert session.totals.counters["rows"] > 0
     assert seen[-1].max() == 2.0, "the file's reward, as it is"

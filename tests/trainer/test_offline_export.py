@@ -109,7 +109,7 @@ def test_what_was_exported_warm_starts_another_run_bit_for_bit(exported: Any, tm
     _, session, _, path = exported
     trainer = make_trainer(tmp_path, [digits, second], max_steps=1)
     other = trl_replay.attach(trainer, replay_warm_start=str(path))
-    assert other.buffer.add(path) == len(session.buffer)
+    assert other.add(path) == len(session.buffer)
     one, two = session.buffer, other.buffer
     assert [group_hash(one.load(s)) for s in one.held()] == [
         group_hash(_without_tool_mask(two.load(s))) for s in two.held()
@@ -136,7 +136,7 @@ def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path: Path) ->
     path = session.export(tmp_path / "out.parquet")
     again = tool_trainer(tmp_path / "again", Rewards([LIVE, HALF, DEAD]))
     other = trl_replay.attach(again)
-    assert other.buffer.add(path) == len(session.buffer) > 0
+    assert other.add(path) == len(session.buffer) > 0
     one, two = session.buffer, other.buffer
     assert [group_hash(one.load(s)) for s in one.held()] == [group_hash(two.load(s)) for s in two.held()]
     assert "tool_mask" in one.load(one.held()[0]).tensors
@@ -173,22 +173,22 @@ def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported: Any, t
     trainer._tokenizer.add_tokens(["12"])
     trainer.model.resize_token_embeddings(len(tokenizer))
     session = trl_replay.attach(trainer)
-    assert session.buffer.add(path) > 0
+    assert session.add(path) > 0
     assert set(session.buffer.table.origin.tolist()) == {2}
 
 
 def test_a_reward_of_no_function_is_not_passed_off_as_one_of_the_trainers(tmp_path: Path) -> None:
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
-    session.buffer.add(rows())
-    session.buffer.add([{**row, "prompt": "2=", "reward/digits": 3 * row["reward"]} for row in rows()])
-    session.buffer.add([{**row, "prompt": "3=", "reward": None, "reward/other": row["reward"]} for row in rows()])
+    session.add(rows())
+    session.add([{**row, "prompt": "2=", "reward/digits": 3 * row["reward"]} for row in rows()])
+    session.add([{**row, "prompt": "3=", "reward": None, "reward/other": row["reward"]} for row in rows()])
     found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
     assert found["reward"].tolist()[::4] == pytest.approx([1, float("nan"), 1], nan_ok=True)
     assert found["reward/digits"].tolist()[::4] == pytest.approx([float("nan"), 3, float("nan")], nan_ok=True)
     again = build(tmp_path)
     other = trl_replay.attach(again)
-    assert other.buffer.add(tmp_path / "out.parquet") == 3
+    assert other.add(tmp_path / "out.parquet") == 3
     for name in ("reward_mean", "reward_std", "score"):
         assert getattr(other.buffer.table, name).tolist() == pytest.approx(
             getattr(session.buffer.table, name).tolist()
@@ -232,7 +232,7 @@ def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp
     assert set(found["images"]) == {0, 1, 2}
     before = len(session.buffer)
     live = found.groupby("group")["images"].max()
-    added = session.buffer.add(tmp_path / "out.parquet")
+    added = session.add(tmp_path / "out.parquet")
     assert added == int((live == 0).sum()) > 0
     assert len(session.buffer) == before + added
     refused = "a group was refused: it has images, and its file does not hold them"
@@ -246,7 +246,7 @@ def test_an_empty_buffer_is_exported_as_an_empty_table(tmp_path: Path) -> None:
     found = pd.read_parquet(path)
     assert len(found) == 0
     assert "completion_ids" in found.columns
-    assert session.buffer.add(path) == 0
+    assert session.add(path) == 0
 
 
 def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: Any) -> None:
@@ -299,7 +299,7 @@ def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tm
     assert set(found["reward/score#2"]) == {0.0, 10.0}
     again = make_trainer(tmp_path / "again", functions, max_steps=1, reward_weights=[1.0, 0.25])
     other = trl_replay.attach(again)
-    assert other.buffer.add(path) == len(session.buffer) > 0
+    assert other.add(path) == len(session.buffer) > 0
     assert other.buffer.table.reward_mean.tolist() == session.buffer.table.reward_mean.tolist()
 
 
@@ -316,4 +316,4 @@ def test_91_advantages_of_other_reward_functions_are_told_with_the_remedy(
     here = trl_replay.attach(trainer)
     told = pytest.warns(UserWarning, match=f"{words}.*drop the column `advantage`") if words else nullcontext()
     with told:
-        assert here.buffer.add(path) == len(session.buffer)
+        assert here.add(path) == len(session.buffer)

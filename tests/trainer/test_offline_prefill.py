@@ -39,7 +39,7 @@ def test_prompts_completions_and_rewards_made_elsewhere_are_tokenised_and_get_th
 ) -> None:
     path = tmp_path / "teacher.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in TEACHER) + "\n")
-    assert attached.buffer.add(str(path)) == 2
+    assert attached.add(str(path)) == 2
     trainer = attached.trainer
     tokenizer = trainer.processing_class
     assert attached.buffer.table.origin.tolist() == [2, 2]
@@ -59,26 +59,26 @@ def test_prompts_completions_and_rewards_made_elsewhere_are_tokenised_and_get_th
 
 
 def test_a_completion_that_fills_the_length_gets_no_end_token(attached: Any) -> None:
-    attached.buffer.add(rows_of("1=", ["123", "12", "1", "0"], [1, 0, 0, 0]))
+    attached.add(rows_of("1=", ["123", "12", "1", "0"], [1, 0, 0, 0]))
     assert attached.buffer.load(0).completion_lengths.tolist() == [3, 3, 2, 2]
 
 
 def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attached: Any) -> None:
     short = rows_of("1=", ["1", "2", "3"], [1, 0, 0])
-    assert attached.buffer.add(short) == 0
+    assert attached.add(short) == 0
     assert "fewer rows in the rows given than num_generations=4" in str(attached.totals.reasons)
-    assert attached.buffer.add(short, incomplete="resample") == 1
+    assert attached.add(short, incomplete="resample") == 1
     assert len(attached.buffer.load(attached.buffer.held()[0]).completion_lengths) == 4
     long = rows_of("7=", list("12345678"), [1, 0, 0, 0, 0, 1, 1, 1])
-    assert attached.buffer.add(long) == 2
+    assert attached.add(long) == 2
     with pytest.raises(ConfigurationError, match="incomplete='drop' can't be used"):
-        attached.buffer.add(short, incomplete="drop")
+        attached.add(short, incomplete="drop")
 
 
 def test_76_a_row_that_no_function_scored_is_masked_as_one_generated_here(attached: Any) -> None:
     scores = [1.0, None, 0.0, 0.0]
     lines = [{"prompt": "1=", "completion": str(row), "reward/digits": score} for row, score in enumerate(scores)]
-    assert attached.buffer.add(lines) == 1
+    assert attached.add(lines) == 1
     assert attached.buffer.table.row_masked.tolist() == [[False, True, False, False]]
 
 
@@ -88,7 +88,7 @@ def test_a_failed_row_of_other_reward_functions_leaves_the_others_their_rewards(
         {"prompt": "1=", "completion": str(row), "reward/digits": None, "reward": score}
         for row, score in enumerate(scores)
     ]
-    assert attached.buffer.add(lines) == 1
+    assert attached.add(lines) == 1
     assert attached.buffer.table.row_masked.tolist() == [[False, True, False, False]]
     assert attached.buffer.table.row_other_reward[0, [0, 2, 3]].tolist() == [1.0, 0.0, 0.0]
 
@@ -98,7 +98,7 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
     trainer._tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
     session = trl_replay.attach(trainer)
     prompt = [{"role": "user", "content": "1+1"}]
-    session.buffer.add(rows_of(prompt, [[{"role": "assistant", "content": c}] for c in "2345"], [1, 0, 0, 0]))
+    session.add(rows_of(prompt, [[{"role": "assistant", "content": c}] for c in "2345"], [1, 0, 0, 0]))
     group = session.buffer.load(0)
     assert trainer.processing_class.decode(group.tensors["prompt_ids"]) == "1+1="
 
@@ -124,7 +124,7 @@ def test_145_messages_of_a_file_get_the_trainers_tools(tmp_path: Path) -> None:
         make_model(tokenizer, max_position_embeddings=2048), Spy, arguments={"tools": [lookup]}, max_steps=1,
     )  # fmt: skip
     session = trl_replay.attach(trainer)
-    session.buffer.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
+    session.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
     stored = session.buffer.load(0).tensors["prompt_ids"].tolist()
     trainer.train()
     batch = trainer.scored[0]
@@ -138,8 +138,8 @@ def test_145_texts_among_a_dataset_of_messages_are_warned_of(tmp_path: Path) -> 
     trainer = replaying.build(tmp_path, Rewards([DEAD]), rows, tokenizer)
     session = trl_replay.attach(trainer)
     with pytest.warns(UserWarning, match="texts without a chat template"):
-        session.buffer.add(rows_of("1+1", list("2345"), [1, 0, 0, 0]))
-    session.buffer.add(rows_of("1+2=", list("2345"), [1, 0, 0, 0]))  # in the template already: no warning
+        session.add(rows_of("1+1", list("2345"), [1, 0, 0, 0]))
+    session.add(rows_of("1+2=", list("2345"), [1, 0, 0, 0]))  # in the template already: no warning
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
@@ -163,15 +163,13 @@ def test_145_messages_to_which_an_environment_adds_are_refused(tmp_path: Path) -
     trainer = replaying.build(tmp_path, Rewards([DEAD]), [{"prompt": prompt}], tokenizer, model, arguments=arguments)
     session = trl_replay.attach(trainer)
     with pytest.raises(trl_replay.ReplayError, match="environments add their tools"):
-        session.buffer.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
+        session.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
 
 
 def test_152_a_group_of_two_tasks_is_refused(attached: Any) -> None:
     rows = rows_of("1=", list("2345"), [1, 0, 0, 0])
     with pytest.raises(trl_replay.ReplayError, match="Row 2 of the rows given is of another task"):
-        attached.buffer.add(
-            [{**row, "group": 7, "trl_replay_task": 1 + number // 2} for number, row in enumerate(rows)]
-        )
+        attached.add([{**row, "group": 7, "trl_replay_task": 1 + number // 2} for number, row in enumerate(rows)])
 
 
 def test_a_row_that_no_function_scored_does_not_count(tmp_path: Path) -> None:
@@ -180,7 +178,7 @@ def test_a_row_that_no_function_scored_does_not_count(tmp_path: Path) -> None:
     session = trl_replay.attach(trainer)
     made = [{**row, "reward/digits": row["reward"]} for row in rows(**IDS)]
     made[3]["reward/digits"] = None
-    assert session.buffer.add([{**row, "reward": None} for row in made]) == 1
+    assert session.add([{**row, "reward": None} for row in made]) == 1
     scored = torch.tensor([1.0, 0, 0])
     expected = [*((scored - scored.mean()) / (scored.std() + 1e-4)).tolist(), 0.0]
     assert session.buffer.load(0).tensors["advantages"].tolist() == pytest.approx(expected)
@@ -212,7 +210,7 @@ def test_102_advantages_of_a_file_follow_the_trainers_aggregation(tmp_path: Path
         for prompt, numbers in (("1=", range(4)), ("12=", range(4, 8)))
         for number, right, length in ((n, ACCURACY[n], LENGTH[n]) for n in numbers)
     ]
-    assert session.buffer.add(made) == 2
+    assert session.add(made) == 2
     pairs = list(zip(ACCURACY, LENGTH, strict=True))
     groups = [pairs[:4], pairs[4:]]
     expected = [advantages(group, groups, (2.0, 1.0), "group", aggregation) for group in groups]
@@ -224,10 +222,10 @@ def test_102_a_reward_that_names_no_function_cannot_be_normalized_function_by_fu
     trainer = with_two_functions(tmp_path, "normalize_then_sum")
     session = trl_replay.attach(trainer)
     with pytest.raises(trl_replay.ReplayError, match=r"normalize_then_sum.*reward/accuracy.*'advantage'"):
-        session.buffer.add(rows())
+        session.add(rows())
     assert len(session.buffer) == 0
     given = [{**row, "advantage": value} for row, value in zip(rows(), (3.0, -1.0, -1.0, -1.0), strict=True)]
-    assert session.buffer.add(given) == 1
+    assert session.add(given) == 1
     assert session.buffer.table.row_advantage.tolist() == [[3.0, -1.0, -1.0, -1.0]]
 
 
@@ -239,7 +237,7 @@ def test_groups_made_elsewhere_get_this_trainers_reference_log_probs(tmp_path: P
     if adapter:
         trainer = with_adapter(tmp_path, trainer)
     session = trl_replay.attach(trainer)
-    assert session.buffer.add(made) == 1
+    assert session.add(made) == 1
     stored = session.buffer.load(0).tensors["ref_per_token_logps"]
     sequence = torch.tensor([[4, 5, 6, 7]])
     reference = trainer.model.get_base_model() if adapter else trainer.ref_model
@@ -273,7 +271,7 @@ def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(t
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
     trainer.rollout_func = sampled
     session = trl_replay.attach(trainer)
-    session.buffer.add(rows(**IDS))
+    session.add(rows(**IDS))
     steps = record(session)
     trainer.train()
     assert "sampling_per_token_logps" in steps[0][0]
@@ -292,7 +290,7 @@ def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Pat
     trainer = make_trainer(tmp_path, scripted, max_steps=12, per_device_train_batch_size=16, max_completion_length=2)
     session = trl_replay.attach(trainer, replay_warm_start=str(path) if given == "a file" else None)
     if given == "rows":
-        session.buffer.add(made)
+        session.add(made)
     steps = record(session)
     trainer.train()
     waited = given == "nothing"
@@ -309,7 +307,7 @@ def test_a_group_that_is_all_right_gives_rows_to_a_dead_slot_but_never_takes_the
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3, trainer_class=Spy)
     mixer = {"replay_mixer": "inject", "replay_mixer_kwargs": {"rows": mixed}, "replay_sampler": "same_prompt"}
     session = trl_replay.attach(trainer, **mixer, replay_start=0)
-    assert session.buffer.add(ALL_RIGHT) == 3
+    assert session.add(ALL_RIGHT) == 3
     steps = record(session)
     trainer.train()
     for _, after in steps[1:]:
@@ -320,7 +318,7 @@ def test_a_whole_group_that_is_all_right_takes_no_slot_after_resuming_with_anoth
     saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), **saves)
     session = trl_replay.attach(trainer, replay_mixer="inject", replay_sampler="same_prompt")
-    session.buffer.add(ALL_RIGHT)
+    session.add(ALL_RIGHT)
     trainer.train()
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=4, trainer_class=Spy)
     session = trl_replay.attach(trainer, replay_start=0)
@@ -346,7 +344,7 @@ def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_too
     ]
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, trainer_class=Spy)
     session = trl_replay.attach(trainer, replay_start=0)
-    assert session.buffer.add(given) == 3
+    assert session.add(given) == 3
     steps = record(session)
     trainer.train()
     (_, first), (before, after) = steps
@@ -371,7 +369,7 @@ def test_90_log_probs_are_computed_for_groups_that_stay_alone(tmp_path: Path, mo
     session = trl_replay.attach(trainer, replay_buffer_size=3)
     file = [row for task in range(40) for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])]
     with pytest.warns(UserWarning, match="37 of the 40 groups .* no room .* holds 3: .*replay_buffer_size"):
-        assert session.buffer.add(file) == 3
+        assert session.add(file) == 3
     assert "37 x a group of a file found no room (replay_buffer_size)" in session.explain()
     assert computed == [4, 4, 4], "rows of forwards"
     assert "3/3" in capfd.readouterr().err, "a progress bar"
@@ -392,8 +390,8 @@ def test_a_scorer_is_told_that_the_log_probs_of_a_file_are_not_known_yet(tmp_pat
 
     trainer = make_trainer(tmp_path, digits, max_completion_length=3)
     session = trl_replay.attach(trainer, replay_scorer=watching)
-    assert session.buffer.add(TEACHER) == 2
-    assert session.buffer.add(rows(**IDS)) == 1
+    assert session.add(TEACHER) == 2
+    assert session.add(rows(**IDS)) == 1
     assert np.isnan(seen[-2]).all()
     assert seen[-1].tolist() == [[-3.0] * 4]
 
@@ -403,7 +401,7 @@ def test_groups_whose_log_probs_turn_out_not_finite_are_refused(tmp_path: Path) 
     session = trl_replay.attach(trainer)
     with torch.no_grad():
         trainer.model.get_output_embeddings().weight.fill_(float("nan"))
-    assert session.buffer.add(TEACHER) == 0
+    assert session.add(TEACHER) == 0
     assert len(session.buffer) == len(session.buffer.held()) == 0
     assert session.totals.reasons["a group was refused: a trainable token's log-prob is not finite"] == 2
     assert session.totals.counters["stored"] == 0
@@ -414,18 +412,18 @@ def test_a_forward_that_fails_leaves_no_group_behind(tmp_path: Path, monkeypatch
     session = trl_replay.attach(trainer)
     monkeypatch.setattr(compat, "with_old_logps", mock.Mock(side_effect=MemoryError("no room")))
     with pytest.raises(trl_replay.ReplayError, match="no room"):
-        session.buffer.add(TEACHER)
+        session.add(TEACHER)
     assert len(session.buffer) == len(session.buffer.held()) == 0
 
 
 def test_129_a_forward_that_fails_leaves_a_full_buffer_as_it_was(tmp_path: Path, monkeypatch: Any) -> None:
     trainer = make_trainer(tmp_path, digits, max_completion_length=3)
     session = trl_replay.attach(trainer, replay_buffer_size=2, replay_evictor="fifo")
-    session.buffer.add(TEACHER)
+    session.add(TEACHER)
     before = state(session)
     monkeypatch.setattr(compat, "with_old_logps", mock.Mock(side_effect=MemoryError("no room")))
     with pytest.raises(trl_replay.ReplayError, match="no room"):
-        session.buffer.add([row for task in "345" for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])])
+        session.add([row for task in "345" for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])])
     after = state(session)
     assert len(session.buffer) == len(session.buffer.held()) == 2
     assert set(differences(before, after)) == {"serial", "generators"}, "numbers are not used again"

@@ -58,7 +58,7 @@ def check_training(session: Any) -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
 def test_what_is_right_is_taken(session: Any, kind: Any) -> None:
-    assert session.buffer.add(rows(**{name: kind(values) for name, values in IDS.items()})) == 1
+    assert session.add(rows(**{name: kind(values) for name, values in IDS.items()})) == 1
     stored = session.buffer.load(0).tensors
     assert stored["completion_ids"].tolist() == [6, 7] * 4
     assert stored["old_per_token_logps"].tolist() == [-1.0, -2.0] * 4
@@ -69,7 +69,7 @@ def test_38_values_at_the_stated_limits_are_taken_and_train(session: Any) -> Non
     limits = {"importance_sampling_ratio": [0.0, 1000.0], "tool_mask": [True, True]}
     made = changed(old_per_token_logps=[-1000.0, 1e-6], **limits)
     made[3]["old_per_token_logps"] = [-0.0, 0.0]
-    assert session.buffer.add(made) == 1
+    assert session.add(made) == 1
     check_training(session)
 
 
@@ -77,7 +77,7 @@ def test_38_values_at_the_stated_limits_are_taken_and_train(session: Any) -> Non
 def test_38_log_probs_of_tokens_that_are_not_trained_on_may_be_fillers(session: Any, value: float) -> None:
     """The second token comes from a tool: files hold anything in its place."""
     session.trainer.rollout_func = masked_rollout
-    assert session.buffer.add(rows(**IDS | {"old_per_token_logps": [-1.0, value], "tool_mask": [1, 0]})) == 1
+    assert session.add(rows(**IDS | {"old_per_token_logps": [-1.0, value], "tool_mask": [1, 0]})) == 1
     check_training(session)
 
 
@@ -97,7 +97,7 @@ def test_55_groups_from_files_that_teach_nothing_are_refused_and_counted(
     session: Any, made: list[dict[str, Any]], reason: str
 ) -> None:
     made = [{"advantage": row["reward"] - 0.25, **row} if "an advantage" in reason else row for row in made]
-    assert session.buffer.add(made) == 0
+    assert session.add(made) == 0
     assert list(session.totals.reasons) == [f"a group was refused: {reason}"]
 
 
@@ -105,7 +105,7 @@ def test_38_infinite_sampling_log_probs_are_refused_with_their_group(session: An
     session.trainer.rollout_func = masked_rollout
     made = rows(**IDS, sampling_per_token_logps=[-1.0, -1.0])
     made[1]["sampling_per_token_logps"] = [-1.0, float("-inf")]
-    assert session.buffer.add(made) == 0
+    assert session.add(made) == 0
     assert list(session.totals.reasons) == [f"a group was refused: {NOT_FINITE}"]
 
 
@@ -130,13 +130,13 @@ def test_47_rows_longer_than_the_models_positions_are_refused_with_the_numbers(t
     session = trl_replay.attach(trainer)
     fits = rows(prompt_ids=[4] * 13, completion_ids=[6, 7, 8])
     with pytest.warns(UserWarning, match="1 of the 2 groups of the rows given were refused.*16 positions.*17 tokens"):
-        assert session.buffer.add([*fits, *rows(prompt="2=", prompt_ids=[4] * 14, completion_ids=[6, 7, 8])]) == 1
+        assert session.add([*fits, *rows(prompt="2=", prompt_ids=[4] * 14, completion_ids=[6, 7, 8])]) == 1
     reason = "a prompt with its completion is longer than the model's 16 positions: the longest has 17 tokens"
     assert session.totals.reasons[f"a group was refused: {reason}"] == 1
 
 
 def test_47_a_completion_that_just_fits_is_taken_without_a_warning(session: Any) -> None:
-    assert session.buffer.add(rows(completion_ids=[6] * 6, prompt_ids=[4])) == 1
+    assert session.add(rows(completion_ids=[6] * 6, prompt_ids=[4])) == 1
 
 
 # values that are named
@@ -187,7 +187,7 @@ TOO_LARGE = [
 @pytest.mark.parametrize(("columns", "words"), [*WRONG, *TOO_LARGE, *NO_TOKEN_VALUE])
 def test_38_and_51_a_value_that_cannot_be_used_is_named_with_its_row(session: Any, columns: Any, words: str) -> None:
     with pytest.raises(ReplayError, match=f"Row 2 of the rows given has {words}"):
-        session.buffer.add(changed(**columns))
+        session.add(changed(**columns))
     assert len(session.buffer) == 0
 
 
@@ -212,9 +212,9 @@ IN_PARQUET = [
 def test_38_so_is_one_in_a_parquet_file(session: Any, tmp_path: Path, columns: Any, words: str) -> None:
     path = written(tmp_path / "rows.parquet", changed(**columns))
     with pytest.raises(ReplayError, match=words):
-        session.buffer.add(path)
+        session.add(path)
     assert len(session.buffer) == 0
-    assert session.buffer.add(written(path, changed())) == 1
+    assert session.add(written(path, changed())) == 1
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_38_so_is_one_in_a_parquet_file(session: Any, tmp_path: Path, columns: A
 )
 def test_rows_that_lack_something_are_named(session: Any, rows: Any, words: str) -> None:
     with pytest.raises(ReplayError, match=words):
-        session.buffer.add(rows)
+        session.add(rows)
     assert len(session.buffer) == 0
 
 
 def test_51_a_reward_of_nan_beside_rewards_of_functions_is_none(session: Any) -> None:
     """As pandas gives what was null in a file."""
     made = [{**row, "reward": float("nan"), "reward/other": row["reward"]} for row in rows()]
-    assert session.buffer.add(made) == 1
+    assert session.add(made) == 1
 
 
 # files and other sources
@@ -244,30 +244,30 @@ def test_51_a_reward_of_nan_beside_rewards_of_functions_is_none(session: Any) ->
 def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(session: Any, tmp_path: Path, character: str) -> None:
     lines = [json.dumps({**row, "note": f"a{character}b"}, ensure_ascii=False) for row in rows()]
     (tmp_path / "rows.jsonl").write_bytes("\r\n".join(lines).encode())
-    assert session.buffer.add(tmp_path / "rows.jsonl") == 1
+    assert session.add(tmp_path / "rows.jsonl") == 1
 
 
 def test_73_a_column_that_a_file_has_twice_is_named(session: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1=", "completion": "1", "reward": 0, "reward": 1}\n')
     with pytest.raises(ReplayError, match=r"rows.jsonl can't be read: .* 'reward' twice"):
-        session.buffer.add(path)
+        session.add(path)
     twice = pa.table([["1="], ["1"], [0.0], [1.0]], names=["prompt", "completion", "reward", "reward"])
     parquet.write_table(twice, tmp_path / "rows.parquet")
     with pytest.raises(ReplayError, match=r"rows.parquet can't be read: .* 'reward' twice"):
-        session.buffer.add(tmp_path / "rows.parquet")
+        session.add(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize("name", ["missing.parquet", "missing.jsonl", "rows.csv"])
 def test_a_file_that_cannot_be_read_is_named(session: Any, tmp_path: Path, name: str) -> None:
     with pytest.raises(ReplayError, match=f"{name} can't be read"):
-        session.buffer.add(tmp_path / name)
+        session.add(tmp_path / name)
 
 
 @pytest.mark.parametrize("source", [None, 5])
 def test_55_a_source_that_holds_no_rows_is_named(session: Any, source: Any) -> None:
     with pytest.raises(ReplayError, match=f"{source!r} can't be read: give a path, or rows"):
-        session.buffer.add(source)
+        session.add(source)
 
 
 @pytest.mark.parametrize("value", [5, "", b"rows.jsonl", ["rows.jsonl"]])
@@ -299,18 +299,18 @@ def test_85_a_group_of_two_prompts_is_refused_with_file_row_and_group(tmp_path: 
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
     with pytest.raises(ReplayError, match=r"Row 2 of .*two\.jsonl has the prompt '12='.* group 7 has '1='.*apart"):
-        session.buffer.add(path)
+        session.add(path)
     assert len(session.buffer) == 0
 
 
 def test_85_a_group_whose_rows_name_a_task_may_have_several_prompts(session: Any) -> None:
     made = of_prompt("1=", "10", group=7, trl_replay_task=3) + of_prompt("12=", "01", group=7, trl_replay_task=3)
-    assert session.buffer.add(made) == 1
+    assert session.add(made) == 1
 
 
 def test_86_a_file_that_is_sorted_by_reward_is_told_with_the_remedy(session: Any) -> None:
     with pytest.warns(UserWarning, match=r"1 prompt of different rewards .* sorted by reward\. Shuffle .* `group`"):
-        assert session.buffer.add(of_prompt("1=", "11110000") + of_prompt("12=", "1000")) == 1
+        assert session.add(of_prompt("1=", "11110000") + of_prompt("12=", "1000")) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert session.buffer.add(of_prompt("2=", "10101010") + of_prompt("3=", "1111")) == 2
+        assert session.add(of_prompt("2=", "10101010") + of_prompt("3=", "1111")) == 2

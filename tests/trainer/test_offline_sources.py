@@ -46,7 +46,7 @@ def session(tmp_path: Path) -> Any:
 
 def check_one_group(session: Any) -> None:
     (serial,) = session.buffer
-    entry = session.buffer[serial]
+    entry = session.entry(serial)
     assert (entry.prompts[0], entry.completions) == ("1=", ["2", "3", "4", "5"])
     assert entry.rewards == {"reward": LIVE}
 
@@ -54,25 +54,25 @@ def check_one_group(session: Any) -> None:
 @pytest.mark.parametrize("name", WRITERS)
 def test_174_a_file_of_any_usual_kind_fills_the_buffer(session: Any, tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name, ROWS)
-    assert session.buffer.add(tmp_path / name) == 1
+    assert session.add(tmp_path / name) == 1
     check_one_group(session)
 
 
 @pytest.mark.parametrize("made", TABLES, ids=["pandas", "datasets", "pyarrow", "a generator"])
 def test_174_tables_and_datasets_are_rows(session: Any, made: Any) -> None:
-    assert session.buffer.add(made([*ROWS, {**ROWS[0], "group": 1, "advantage": 1.0}])) == 1
+    assert session.add(made([*ROWS, {**ROWS[0], "group": 1, "advantage": 1.0}])) == 1
     check_one_group(session)
 
 
 def test_174_numbers_that_are_texts_stay_so_in_csv_and_lists_are_read(session: Any, tmp_path: Path) -> None:
     made = rows_of("1=", ["007", "null", "1e5", ""], [1, 0, 0, 0.5])
     pd.DataFrame([{**row, "masked": number == 3} for number, row in enumerate(made)]).to_csv(tmp_path / "rows.csv")
-    assert session.buffer.add(tmp_path / "rows.csv") == 1
-    entry = session.buffer[0]
+    assert session.add(tmp_path / "rows.csv") == 1
+    entry = session.entry(0)
     assert entry.completions == ["007", "null", "1e5", ""]
     assert (entry.rewards["reward"], entry.masked) == ([1, 0, 0, 0.5], [False] * 3 + [True])
     pd.DataFrame(rows(**IDS)).to_csv(tmp_path / "ids.csv", index=False)
-    assert session.buffer.add(tmp_path / "ids.csv") == 1
+    assert session.add(tmp_path / "ids.csv") == 1
     assert session.buffer.load(1).tensors["old_per_token_logps"].tolist() == [-1.0, -2.0] * 4
 
 
@@ -99,18 +99,18 @@ def test_174_groups_of_several_files_are_told_apart(tmp_path: Path, named: str) 
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=1)
     session = trl_replay.attach(trainer, replay_warm_start=source.get(named, folder / "out.parquet"))
     trainer.train()
-    assert [session.buffer[serial].prompts[0] for serial in session.buffer] == ["1=", "0=", "1=", "1="]
+    assert [session.entry(serial).prompts[0] for serial in session.buffer] == ["1=", "0=", "1=", "1="]
     assert session.buffer.table.row_advantage[:, 0].tolist() == [1, 2, 1, 2], "whole groups keep theirs"
 
 
 def test_174_a_prompt_with_all_its_completions_in_lists(session: Any) -> None:
     row = {"prompt": "1=", "completions": list("2345"), "rewards": LIVE, "masked": [False, False, False, True]}
     other = {"prompt": "1=", "completions": list("6789"), "reward/scripted": LIVE, "note": [1]}
-    assert session.buffer.add([row, other]) == 2
-    assert [session.buffer[serial].completions for serial in session.buffer] == [list("2345"), list("6789")]
-    assert session.buffer[0].masked == row["masked"]
+    assert session.add([row, other]) == 2
+    assert [session.entry(serial).completions for serial in session.buffer] == [list("2345"), list("6789")]
+    assert session.entry(0).masked == row["masked"]
     with pytest.raises(ReplayError, match=r"Row 1 of .* has 3 values of rewards for 4 completions"):
-        session.buffer.add([row, {**row, "rewards": [1, 0, 0]}])
+        session.add([row, {**row, "rewards": [1, 0, 0]}])
 
 
 COLUMNS = {"question": "prompt", "answer": "completion", "score": "reward/scripted"}
@@ -125,21 +125,21 @@ def test_174_columns_of_other_names_are_named(tmp_path: Path, by: str) -> None:
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=1)
     session = trl_replay.attach(trainer, **(settings if by == "the setting" else {}))
     if by == "the argument":
-        assert session.buffer.add(path, columns=COLUMNS) == 1
+        assert session.add(path, columns=COLUMNS) == 1
     trainer.train()
-    assert session.buffer[0].rewards == {"scripted": LIVE}
+    assert session.entry(0).rewards == {"scripted": LIVE}
 
 
 def test_174_missing_columns_are_told_with_the_remedy(session: Any) -> None:
     words = r"Row 0 .* lacks prompt, completion: it has question, answer, score\. .*columns=\{'its name': 'prompt'\}"
     with pytest.raises(ReplayError, match=words):
-        session.buffer.add(FOREIGN)
+        session.add(FOREIGN)
     with pytest.raises(ReplayError, match=r"Row 0 of the rows given lacks points, which .*columns names"):
-        session.buffer.add(FOREIGN, columns={"points": "reward"})
+        session.add(FOREIGN, columns={"points": "reward"})
     with pytest.raises(ReplayError, match=r"Row 0 .* 'completion' twice"):
-        session.buffer.add(ROWS, columns={"prompt": "completion"})
+        session.add(ROWS, columns={"prompt": "completion"})
     with pytest.raises(ConfigurationError, match=r"columns=\['question'\] can't be used: .*\{'question': 'prompt'\}"):
-        session.buffer.add(FOREIGN, columns=["question"])
+        session.add(FOREIGN, columns=["question"])
     with pytest.raises(ConfigurationError, match=r"replay_warm_start_columns=.* there is no file"):
         trl_replay.attach(session.its_trainer, replay_warm_start_columns=COLUMNS)
 
@@ -149,7 +149,7 @@ def test_174_missing_columns_are_told_with_the_remedy(session: Any) -> None:
 def test_174_messages_that_were_written_as_text_are_named(session: Any, name: str, write: Any) -> None:
     text = write([{"role": "user", "content": "1="}])
     with pytest.raises(ReplayError, match=f"Row 0 of .* has {name}=.* is messages written as text"):
-        session.buffer.add([{**row, name: text} for row in ROWS])
+        session.add([{**row, name: text} for row in ROWS])
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_174_what_holds_no_rows_is_named(
     monkeypatch.chdir(tmp_path)
     Path("rows.txt").write_text("1=")
     with pytest.raises(ReplayError, match=f"can't be read: .*{words}"):
-        session.buffer.add(source)
+        session.add(source)
 
 
 def test_174_a_table_with_a_column_twice_is_refused(session: Any, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_174_a_table_with_a_column_twice_is_refused(session: Any, tmp_path: Path
     twice.to_csv(tmp_path / "rows.csv", index=False)
     for source in (twice, tmp_path / "rows.csv"):
         with pytest.raises(ReplayError, match=r"can't be read: .*'reward' twice"):
-            session.buffer.add(source)
+            session.add(source)
 
 
 # the tables of completions that TRL logs
@@ -211,8 +211,8 @@ def test_174_what_trl_logged_is_a_warm_start(tmp_path: Path, make: Any) -> None:
     again = make(tmp_path / "second", max_steps=1, per_device_train_batch_size=12)
     again.reward_funcs, again.reward_func_names = [graded], ["graded"]
     session = attached(again, replay_scorer=lambda groups, context: 1.0 + groups.reward_std)
-    assert session.buffer.add(folder) == 6, f"of two batches: {session.totals.reasons}"
-    made = [session.buffer[serial] for serial in session.buffer]
+    assert session.add(folder) == 6, f"of two batches: {session.totals.reasons}"
+    made = [session.entry(serial) for serial in session.buffer]
     advantages = [value for entry in made for value in entry.advantages]
     trained = [value for batch in trainer.scored for value in batch["advantages"].tolist()]
     assert sorted(advantages) == pytest.approx(sorted(trained), abs=1e-5)
@@ -228,7 +228,7 @@ def test_174_texts_that_trl_logged_without_special_tokens_get_the_datasets_promp
         for row in ROWS
     ]
     table[0]["advantage"] = 3.0
-    assert session.buffer.add(table) == 1
+    assert session.add(table) == 1
     assert session.buffer.table.row_advantage.tolist() == [[3.0, -1.0, -1.0, -1.0]]
     assert stored(session, key="prompt_ids") == ["<bos><turn>user 1=<end>\n<turn>assistant "]
     reason = "a row was refused: TRL logged its prompt without special tokens, and none of the dataset is logged so"
@@ -238,5 +238,5 @@ def test_174_texts_that_trl_logged_without_special_tokens_get_the_datasets_promp
 def test_174_files_are_read_as_datasets_reads_them(session: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(in_lines(ROWS))
     dataset = load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train", cache_dir=str(tmp_path))
-    assert session.buffer.add(dataset) == 1
+    assert session.add(dataset) == 1
     check_one_group(session)

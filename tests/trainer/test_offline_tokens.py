@@ -32,7 +32,7 @@ def said(*texts: str) -> list[Any]:
 @pytest.mark.parametrize("prompt", [QUESTION, "<bos><turn>user 1=<end>\n<turn>assistant "])
 def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_path: Path, prompt: Any) -> None:
     session = attached(chat_trainer(tmp_path))
-    session.buffer.add(rows_of(prompt, [*said("1", "2<end>"), "3", "4<end>\n"], REWARDS))
+    session.add(rows_of(prompt, [*said("1", "2<end>"), "3", "4<end>\n"], REWARDS))
     assert stored(session) == ["1<end>", "2<end>", "3<end>", "4<end>"]
     steps = record(session)
     session.trainer.train()
@@ -44,24 +44,24 @@ def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_
 def test_154_what_a_template_puts_around_an_answer_is_that_answers(tmp_path: Path, template: str, before: str) -> None:
     trainer = chat_trainer(tmp_path, template=template, max_completion_length=20)
     session = attached(trainer)
-    assert session.buffer.add(rows_of(QUESTION, said("1", "2<end>", "3", "4"), REWARDS)) == 1
+    assert session.add(rows_of(QUESTION, said("1", "2<end>", "3", "4"), REWARDS)) == 1
     assert stored(session) == [f"{before}{text}<end>" for text in "1234"]
     text = trainer.processing_class.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    assert session.buffer.add(rows_of(text, list("1234"), REWARDS)) == 1
+    assert session.add(rows_of(text, list("1234"), REWARDS)) == 1
     assert stored(session, 1) == [f"{text}<end>" for text in "1234"], "the text is all that was said"
 
 
 @since("1.14", "the model's own end tokens")
 def test_154_texts_get_the_end_token_where_no_template_is_in_sight(tmp_path: Path) -> None:
     session = attached(chat_trainer(tmp_path, prompt="1="))
-    session.buffer.add(rows_of("1=", ["1", "2<eos>", "3<end>", "456789"], REWARDS))
+    session.add(rows_of("1=", ["1", "2<eos>", "3<end>", "456789"], REWARDS))
     assert stored(session) == ["1<eos>", "2<eos>", "3<end>", "456789"]
 
 
 def test_154_an_end_by_the_template_at_which_the_model_goes_on_is_told(tmp_path: Path) -> None:
     session = attached(chat_trainer(tmp_path, ends=False))
     with pytest.warns(UserWarning, match="ends an answer with '<end>', .* it stops at '<eos>'.* generation_config"):
-        session.buffer.add(rows_of(QUESTION, said("1", "2", "3", "4"), REWARDS))
+        session.add(rows_of(QUESTION, said("1", "2", "3", "4"), REWARDS))
     assert stored(session) == ["1<end>", "2<end>", "3<end>", "4<end>"]
 
 
@@ -72,7 +72,7 @@ def test_154_an_end_by_the_template_at_which_the_model_goes_on_is_told(tmp_path:
 def test_157_a_prompt_gets_one_token_in_front(tmp_path: Path, prompt: Any) -> None:
     trainer = chat_trainer(tmp_path)
     session = attached(trainer)
-    session.buffer.add(rows_of(prompt, list("1234"), REWARDS))
+    session.add(rows_of(prompt, list("1234"), REWARDS))
     trainer.train()
     batch = trainer.scored[0]
     of_trainer = batch["prompt_ids"][0][batch["prompt_mask"][0].bool()].tolist()
@@ -82,14 +82,14 @@ def test_157_a_prompt_gets_one_token_in_front(tmp_path: Path, prompt: Any) -> No
 
 def test_157_a_plain_prompt_gets_its_token_as_before(tmp_path: Path) -> None:
     session = attached(chat_trainer(tmp_path, prompt="1="))
-    session.buffer.add(rows_of("1=", list("1234"), REWARDS))
+    session.add(rows_of("1=", list("1234"), REWARDS))
     assert stored(session, key="prompt_ids") == ["<bos>1="]
 
 
 def test_157_what_a_prompt_ends_with_is_not_said_again(tmp_path: Path) -> None:
     """Templates of reasoning models begin the reasoning, and a teacher's text does, too."""
     session = attached(chat_trainer(tmp_path, prompt="1=<think>"))
-    session.buffer.add(rows_of("1=<think>", ["<think>12", "3", "4", "5"], REWARDS))
+    session.add(rows_of("1=<think>", ["<think>12", "3", "4", "5"], REWARDS))
     assert [text[:2] for text in stored(session)] == ["12", "3<", "4<", "5<"]
 
 
@@ -106,7 +106,7 @@ def test_156_cut_off_rows_of_files_are_masked_as_the_trainer_masks_its_own(tmp_p
         made = [{**row, "prompt_ids": tokenizer("1=")["input_ids"]} for row in made]
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, mask_truncated_completions=True)
     session = attached(trainer, replay_start=0)
-    assert session.buffer.add(made) == 1
+    assert session.add(made) == 1
     advantages = session.buffer.table.row_advantage[0]
     assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-3), "cut-off rows count in the mean"
     steps = record(session)
@@ -118,7 +118,7 @@ def test_156_cut_off_rows_of_files_are_masked_as_the_trainer_masks_its_own(tmp_p
 def test_156_a_group_of_cut_off_rows_alone_is_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards([DEAD]), mask_truncated_completions=True)
     session = attached(trainer)
-    assert session.buffer.add(rows_of("1=", ["123456", "222222", "333333", "444444"], REWARDS)) == 0
+    assert session.add(rows_of("1=", ["123456", "222222", "333333", "444444"], REWARDS)) == 0
     assert list(session.totals.reasons) == ["a group was refused: it has no trainable token"]
 
 
@@ -133,9 +133,9 @@ def test_160_groups_that_are_cut_or_filled_up_get_advantages_anew(tmp_path: Path
         for row in rows_of("1=", list("1234"), [float(text == right) for text in "1234"])
     ]
     session = attached(make_trainer(tmp_path, Rewards([[0.0] * size] * 3), num_generations=size))
-    assert session.buffer.add(made, incomplete=short) == 2
+    assert session.add(made, incomplete=short) == 2
     for serial in session.buffer:
-        entry = session.buffer[serial]
+        entry = session.entry(serial)
         rewards = torch.tensor(entry.rewards["reward"])
         by_rule = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
         expected = by_rule if size != 4 else 40 * rewards - 10
@@ -169,7 +169,7 @@ def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_
         beside = zip(made, ids, mask, strict=True)
         made = [row | {"prompt_ids": [3], "completion_ids": one, "completion_mask": its} for row, one, its in beside]
     session = attached(trainer)
-    assert session.buffer.add(made) == 1
+    assert session.add(made) == 1
     group = session.buffer.load(0)
     assert group.tensors["completion_ids"].tolist() == [*itertools.chain(*ids)]
     assert group.tensors["tool_mask"].tolist() == [*itertools.chain(*mask)]
@@ -195,7 +195,7 @@ def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path: Path) -> 
         {"role": "assistant", "content": "3"},
         {"role": "user", "content": "ok"},
     ]
-    assert session.buffer.add(rows_of(QUESTION, [[*one, *turns] for one in said(*"1234")], REWARDS)) == 1
+    assert session.add(rows_of(QUESTION, [[*one, *turns] for one in said(*"1234")], REWARDS)) == 1
     assert stored(session)[0] == "1<end>\n<turn>user no<end>\n<turn>assistant 3<end>"
     mask = session.buffer.load(0).tensors["tool_mask"].tolist()
     between = len("\n") + 1 + len("user no") + 1 + len("\n") + 1 + len("assistant ")
@@ -217,7 +217,7 @@ def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(
     tmp_path: Path, completion: Any, reason: str
 ) -> None:
     session = attached(chat_trainer(tmp_path))
-    assert session.buffer.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS])) == 1
+    assert session.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS])) == 1
     (counted,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
     assert reason in counted
 
@@ -228,7 +228,7 @@ def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path: Path) -> None:
     failed = rows_of(QUESTION, [[], None, said("1")[0]], [0.0] * 3)
     failed[2]["error"] = {"error": "TimeoutError"}
     made = [*failed, *({**row, "error": None} for row in rows_of(QUESTION, said(*"2345"), REWARDS))]
-    assert session.buffer.add(made) == 1
+    assert session.add(made) == 1
     assert stored(session)[0].startswith("2")
     reasons = {reason: count for reason, count in session.totals.reasons.items() if reason.startswith("a row")}
     assert reasons == {
@@ -241,7 +241,7 @@ def test_156_a_row_that_its_file_calls_cut_off_gets_no_end(tmp_path: Path) -> No
     session = attached(chat_trainer(tmp_path, mask_truncated_completions=True))
     made = rows_of(QUESTION, said(*"1234"), REWARDS)
     made[3]["is_truncated"] = True
-    assert session.buffer.add(made) == 1
+    assert session.add(made) == 1
     assert stored(session) == ["1<end>", "2<end>", "3<end>", "4"]
     assert session.buffer.load(0).tensors["completion_mask"].tolist() == [1, 1, 1, 1, 1, 1, 0], "it is masked"
 
@@ -249,6 +249,6 @@ def test_156_a_row_that_its_file_calls_cut_off_gets_no_end(tmp_path: Path) -> No
 def test_155_ids_of_several_turns_without_a_mask_are_refused(tmp_path: Path) -> None:
     session = attached(make_trainer(tmp_path, Rewards([DEAD])))
     turns = [*said("1")[0], {"role": "tool", "content": "2"}, *said("3")[0]]
-    assert session.buffer.add(rows(prompt_ids=[4], completion_ids=[6, 7], completion=turns)) == 0
+    assert session.add(rows(prompt_ids=[4], completion_ids=[6, 7], completion=turns)) == 0
     assert session.totals.reasons["a row was refused: it has several turns, and no tool_mask tells which of its "
                                   "completion_ids the model said"] == 4  # fmt: skip

@@ -173,7 +173,7 @@ def test_the_kl_term_counts_of_the_rows_that_are_asked_for(
     if kl == "all":
         check_batches(watch)
     check_losses(trainer)
-    stored = session.buffer[int(session.buffer.table.serial[0])]
+    stored = session.entry(int(session.buffer.table.serial[0]))
     assert ("ref_per_token_logps" in session.buffer.load(stored.serial).keys) == (kl == "all")
 
 

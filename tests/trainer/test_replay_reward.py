@@ -276,7 +276,7 @@ def test_101_a_group_of_a_file_is_dead_by_the_function_that_counts(tmp_path: Pat
         for group, rewards in enumerate(([0.0] * 4, LIVE))
         for text, right, length in zip("2345", rewards, SPREAD, strict=True)
     ]
-    assert session.buffer.add(rows) == 1
+    assert session.add(rows) == 1
     assert session.totals.reasons["a group was refused: its rewards do not differ (replay_reward)"] == 1
     assert session.totals.counters["refused"] == 1
 
@@ -294,7 +294,7 @@ def test_135_rows_of_a_file_with_a_single_reward_are_mixed_into_slots_that_faile
         for prompt in ("1=", "12=", "123+4=")
         for text in "2345"
     ]
-    assert session.buffer.add(rows) == 3
+    assert session.add(rows) == 3
     steps = record(session)
     trainer.train()
     assert session.totals.counters["replaced"] == 6, session.explain()

@@ -30,7 +30,7 @@ def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
     _, session = trained(tmp_path)
     table = session.buffer.table
     for row, serial in enumerate(table.serial.tolist()):
-        entry = session.buffer[serial]
+        entry = session.entry(serial)
         assert table.row_rewards[row, :, 0].tolist() == entry.rewards["scripted"]
         assert table.row_reward[row].tolist() == entry.rewards["scripted"]
         assert table.row_advantage[row].tolist() == entry.advantages
@@ -49,9 +49,7 @@ def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on
     trainer = make_trainer(tmp_path, [first, second], reward_weights=[1.0, 0.5])
     session = trl_replay.attach(trainer)
     rewards = [{"reward/scripted": float(text == "a"), "reward/second": 1.0} for text in "abcd"]
-    session.buffer.add(
-        [{"prompt": "1=", "completion": text, **row} for text, row in zip("abcd", rewards, strict=True)]
-    )
+    session.add([{"prompt": "1=", "completion": text, **row} for text, row in zip("abcd", rewards, strict=True)])
     table = session.buffer.table
     assert table.row_reward.tolist() == [[1.5, 0.5, 0.5, 0.5]], "before any training"
     trainer.train()
@@ -69,16 +67,16 @@ def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str) -> None:
     assert len(list(buffer)) == 3
     for serial in buffer:
         assert serial in buffer
-        entry = buffer[serial]
+        entry = session.entry(serial)
         assert entry.serial == serial
         assert len(entry.completions) == 4
         assert set(entry.prompts) <= {"1=", "12=", "123+4="}
         assert all(isinstance(text, str) for text in entry.completions)
     gone = next(serial for serial in range(99) if serial not in buffer)
     with pytest.raises(KeyError):
-        buffer[gone]
+        session.entry(gone)
     trl_replay.detach(trainer)
-    assert buffer[serial].completions == entry.completions, "after detach it can still be read"
+    assert session.entry(serial).completions == entry.completions, "after detach it can still be read"
 
 
 def test_42_core_columns_can_only_be_read_and_a_plugins_can_be_written(tmp_path: Path) -> None:
@@ -126,7 +124,7 @@ def test_a_plugins_column_is_filled_before_anything_is_ranked_and_for_files_too(
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
     session = trl_replay.attach(trainer, replay_plugins=["notes"], replay_buffer_size=2)
     rows = [{"prompt": "1=", "completion": text, "reward": float(text in "ab")} for text in "abcd"]
-    assert session.buffer.add(rows) == 1
+    assert session.add(rows) == 1
     assert session.buffer.table.passes.tolist() == [2.0]
     trainer.train()
     assert 0.0 not in notes.scores, "every entry had its value when ranks were asked for"
@@ -138,10 +136,10 @@ def test_an_error_while_a_file_is_added_adds_nothing(tmp_path: Path, notes: Note
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer, replay_plugins=["notes"])
     with pytest.raises(trl_replay.HookError, match="no luck"):
-        session.buffer.add(unnamed())
+        session.add(unnamed())
     assert len(session.buffer) == 0
     notes.failing = 99
-    assert session.buffer.add(unnamed()) == 3
+    assert session.add(unnamed()) == 3
 
 
 def test_an_error_there_takes_the_newcomers_back(tmp_path: Path, notes: Notes) -> None:
@@ -168,7 +166,7 @@ def test_masks_are_exported_and_come_back(tmp_path: Path, plug: Any) -> None:
     path = session.export(tmp_path / "groups.parquet")
     trainer = make_trainer(tmp_path / "two", Rewards(*SCRIPT), max_steps=1)
     again = trl_replay.attach(trainer)
-    assert again.buffer.add(path) == len(session.buffer)
+    assert again.add(path) == len(session.buffer)
     table = again.buffer.table
     assert table.row_masked.tolist() == session.buffer.table.row_masked.tolist()
     assert (table.items == (table.row_items * ~table.row_masked).sum(axis=1)).all()
@@ -179,7 +177,7 @@ def test_a_mask_that_is_no_truth_value_is_refused(tmp_path: Path) -> None:
     session = trl_replay.attach(trainer)
     rows = [{"prompt": "1=", "completion": text, "reward": float(text == "a"), "masked": "false"} for text in "abcd"]
     with pytest.raises(trl_replay.ReplayError, match=r"Row 0 .* has masked='false', which is neither true nor false"):
-        session.buffer.add(rows)
+        session.add(rows)
 
 
 PROMPTS = ("1=", "12=", "123+4=")
@@ -195,12 +193,12 @@ def unnamed() -> list[dict[str, Any]]:
 def test_rows_of_a_file_with_one_reward_are_mixed_by_it(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2)
     session = trl_replay.attach(trainer, **MIXED)
-    session.buffer.add(unnamed())
+    session.add(unnamed())
     assert session.buffer.table.row_reward.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 3
     assert np.isnan(session.buffer.table.row_rewards).all()
     trainer.train()
     assert session.totals.counters["rows"] == 3, "a success in each dead group of the second batch"
-    assert session.buffer[0].rewards == {"reward": [1.0, 0.0, 0.0, 0.0]}
+    assert session.entry(0).rewards == {"reward": [1.0, 0.0, 0.0, 0.0]}
 
 
 def test_they_are_not_where_each_functions_reward_counts(tmp_path: Path) -> None:
@@ -209,7 +207,7 @@ def test_they_are_not_where_each_functions_reward_counts(tmp_path: Path) -> None
     settings = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 2}
     trainer = make_trainer(tmp_path, [Rewards([DEAD] * 3), second], **settings)
     session = trl_replay.attach(trainer, **MIXED)
-    assert session.buffer.add([{**row, "advantage": row["reward"] - 0.25} for row in unnamed()]) == 3
+    assert session.add([{**row, "advantage": row["reward"] - 0.25} for row in unnamed()]) == 3
     trainer.train()
     assert session.totals.counters["rows"] == 0
     assert "its file does not name its reward functions" in session.explain()
@@ -222,9 +220,7 @@ def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are
     kept[0]["masked"] = True
     silent = [{**row, "prompt": "12=", "masked": True} for row in kept]
     alike = [{**row, "prompt": "123+4=", "masked": row["completion"] in "ab"} for row in kept]
-    assert session.buffer.add([*kept, *silent, *alike]) == 1
+    assert session.add([*kept, *silent, *alike]) == 1
     by_hand = np.array([0.0, 2 / 3, -1 / 3, -1 / 3]) / (np.sqrt(1 / 3) + 1e-4)
-    np.testing.assert_allclose(
-        session.buffer[session.buffer.table.serial[0]].advantages, by_hand, rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(session.entry(session.buffer.table.serial[0]).advantages, by_hand, rtol=1e-5, atol=1e-6)
     assert session.totals.reasons["a group was refused: all of its rows are masked"] == 1

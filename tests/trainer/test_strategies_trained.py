@@ -46,7 +46,7 @@ def test_least_used_uses_each_of_a_files_groups_as_often_as_any_other(tmp_path: 
         for group in range(8)
         for row in range(4)
     ]
-    assert session.buffer.add(rows) == 8
+    assert session.add(rows) == 8
     trainer.train()
     assert session.totals.counters["iterated"] == 27
     assert sorted(session.buffer.table.uses.tolist()) == [3, 3, 3, 3, 3, 4, 4, 4]

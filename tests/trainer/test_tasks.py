@@ -254,7 +254,7 @@ def taken(tmp_path: Any, source: Any, rows: Any = NESTED) -> Any:
     """A trainer without live groups of its own, and its session with what it makes of a file."""
     trainer = build(tmp_path / "second", rows, Rewards([DEAD, DEAD, DEAD]), max_steps=5)
     session = trl_replay.attach(trainer, **INJECTED)
-    session.buffer.add(source)
+    session.add(source)
     return trainer, session
 
 
@@ -326,7 +326,7 @@ def test_groups_that_are_added_before_training_are_of_the_tasks_that_it_trains_o
     rows = [{"prompt": prompt, "label": prompt} for prompt in ("1=", "12=", "123=")]
     trainer = build(tmp_path, rows, Rewards([LIVE, LIVE, LIVE]), max_steps=2, remove_unused_columns=True)
     session = trl_replay.attach(trainer)
-    session.buffer.add([{"prompt": "1=", "completion": "2", "reward": float(number == 0)} for number in range(4)])
+    session.add([{"prompt": "1=", "completion": "2", "reward": float(number == 0)} for number in range(4)])
     (added,) = session.buffer.table.prompt.tolist()
     trainer.train()
     assert added in session.buffer.table.prompt.tolist()[1:]

@@ -217,7 +217,7 @@ def test_a_files_one_advantage_a_row_is_that_of_each_token(tmp_path: Any) -> Non
     trainer = build(tmp_path, Rewards([DEAD, DEAD, DEAD]), trainer_class=Credit, max_steps=3)
     rows = [{"prompt": "1=", "completion": f"{n}2", "reward": float(n < 1)} for n in range(4)]
     session = trl_replay.attach(trainer, replay_start=0)
-    session.buffer.add(rows)
+    session.add(rows)
     trainer.watch = None
     trainer.train()
     assert session.totals.counters["replaced"] > 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trl_replay import ReplayConfig, ReplayError
+from trl_replay import ReplayConfig
 from trl_replay.buffer import Newcomer, ReplayBuffer, Rules
 from trl_replay.data.counters import Tally
 from trl_replay.data.fields import PIXELS
@@ -168,11 +168,6 @@ def test_rules_without_a_trainer_have_the_strategies_of_the_defaults() -> None:
     config, labels = ReplayConfig(), Rules.of().hooks.label
     kinds = ("scorer", "evictor", "sampler")
     assert [labels(kind) for kind in kinds] == [getattr(config, f"replay_{kind}") for kind in kinds]
-
-
-def test_a_buffer_of_no_session_reads_no_files() -> None:
-    with pytest.raises(ReplayError, match=r"of an attached session only"):
-        buffer_of().add([])
 
 
 def test_a_buffer_knows_no_trainer_batch_or_other_process() -> None:

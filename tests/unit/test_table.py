@@ -116,7 +116,7 @@ def test_entries_of_a_prompt_are_counted_right_whichever_way(rounds, backwards):
     for number, (added, leaving) in enumerate(rounds):
         serials = np.random.default_rng(serial).permutation(np.arange(serial, serial + len(added)))
         serial += len(added)
-        if backwards and number % 2:  # as `buffer.add` between a batch and its candidates leaves them
+        if backwards and number % 2:  # as `session.add` between a batch and its candidates leaves them
             serials = 10**6 - serials
         table.append({"serial": serials, "prompt": prompts[added]}, len(added))
         assert_counted(table)

@@ -22,7 +22,7 @@ from ..buffer import Newcomer
 from ..data.counters import COUNTERS, Tally
 from ..data.types import NONE, Floats, Groups, Ints
 from ..serialization.samples import decoded, encoded
-from ..session import Session
+from ..setup.components import Components
 from .groups import Arriving, Reading, teach
 from .view import TrainerView
 
@@ -64,10 +64,11 @@ class ReplayQueue:
     Args:
         inner (`Any`): The worker's queue.
         view ([`TrainerView`]): The trainer.
-        session ([`Session`]): Its session.
+        components ([`Components`]): The buffer, and what its session is made of.
         reading ([`Reading`]): How samples are read.
 
     Attributes:
+        paused, detached (`bool`): Whether its session is: samples pass as they come.
         dropped (`int`): Dead groups that were dropped.
         waited (`int`): Groups that were replayed because nothing else was there.
         in_a_row (`int`): Dead groups dropped since the last one that was live.
@@ -76,19 +77,20 @@ class ReplayQueue:
         scored (`list`): Of each group since then, its rewards `(G, functions)`.
     """
 
-    def __init__(self, inner: Any, view: TrainerView, session: Session, reading: Reading) -> None:
+    def __init__(self, inner: Any, view: TrainerView, components: Components, reading: Reading) -> None:
         self.inner = inner
         self.window: Counter[str] = Counter()
         self.scored: list[Floats] = []
         self.dropped = 0
         self.waited = 0
+        self.paused = self.detached = False
         self._view = view
-        self._session = session
         self._reading = reading
-        self._components = session.components
-        self._buffer = session.buffer
-        self._clock = session.buffer.clock
-        self._dry = session.config.replay_dry_run
+        self._components = components
+        self._buffer = components.buffer
+        self._clock = components.buffer.clock
+        self._config = components.settings.config
+        self._dry = self._config.replay_dry_run
         self._line: deque[Handed] = deque()
         self._given: deque[Handed] = deque()
         self._open: dict[int, Arriving] = {}
@@ -108,7 +110,7 @@ class ReplayQueue:
     @property
     def _decides(self) -> bool:
         """Tell whether groups are judged."""
-        return not (self._session.paused or self._session.detached)
+        return not (self.paused or self.detached)
 
     def qsize(self) -> int:
         """Count samples that wait here and in the worker's queue."""
@@ -291,7 +293,7 @@ class ReplayQueue:
         serial = int(table.serial[entry])
         group = self._buffer.load(serial)
         age = int(self._clock.update - table.update[entry])
-        weight = self._session.config.replay_weight * self._components.weight_before_the_loss(age, chance)
+        weight = self._config.replay_weight * self._components.weight_before_the_loss(age, chance)
         samples = samples_of(group, table.row_masked[entry].tolist(), weight)
         self.next_id -= 1
         return [Handed(replace(one, group_id=self.next_id + 1), serial, replayed=True) for one in samples]
@@ -321,7 +323,7 @@ class ReplayQueue:
         staleness = self._version - int(sample.model_version)
         oversize = 0 < (self._view.args.token_budget or 0) < len(sample.input_ids)
         dropped = staleness > self._view.args.max_staleness or oversize  # by the trainer, at once
-        if not (dropped or self._session.detached):
+        if not (dropped or self.detached):
             self._given.append(handed)
         return sample
 

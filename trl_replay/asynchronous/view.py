@@ -13,14 +13,10 @@ from ..base.living import living
 
 
 class Arguments:
-    """The trainer's settings, with those that its loss has no choice in."""
+    """The trainer's settings, with those of its layout: a sample at a time."""
 
-    importance_sampling_level = "token"
-    loss_type = "dapo"
-    use_bias_correction_kl = False
     steps_per_generation = 1
     per_device_train_batch_size = 1
-    ref_model_sync_steps = 1
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -39,8 +35,6 @@ class TrainerView:
 
     scale_rewards = "group"
     multi_objective_aggregation = "sum_then_normalize"
-    pad_to_multiple_of = None
-    num_iterations = 1
     use_vllm = False  # its worker generates
     rollout_func = None
     beta = 0.0

@@ -17,7 +17,6 @@ from ..data.prompt_table import PromptTable
 from ..data.rewards import RewardSetup
 from ..data.table import Table
 from ..data.types import FROM_POLICY, NONE, Bools, Context, Floats, Group, Groups, Ints
-from ..errors import ReplayError
 from .rules import Rules
 from .store import Store
 
@@ -67,33 +66,6 @@ class Drawn:
         return np.asarray((self.rows != NONE).any(axis=1))
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An entry to look at: rows in their order, texts decoded.
-
-    Attributes:
-        serial (`int`): Its serial number.
-        prompts (`list[str]`): Of each row, special tokens included.
-        completions (`list[str]`): Of each row, without special tokens.
-        rewards (`dict[str, list[float]]`): Per reward function each row's reward, NaN where it returned None; under
-            `"reward"` those of a file that does not name its functions.
-        advantages (`list[float]`): As they were trained on.
-        masked (`list[bool]`): Rows that train nothing.
-        logps (`list[list[float]]`): Of each row, the log-prob of every completion token under the policy that
-            generated it.
-        columns (`dict[str, Any]`): Its row of the table: numbers, and of row columns lists.
-    """
-
-    serial: int
-    prompts: list[str]
-    completions: list[str]
-    rewards: dict[str, list[float]]
-    advantages: list[float]
-    masked: list[bool]
-    logps: list[list[float]]
-    columns: dict[str, Any]
-
-
 class ReplayBuffer:
     """Groups to train on again: `extend` stores, `sample` draws, and a session does both. It knows no trainer, batch,
     or other process; processes that share it all do the same to it.
@@ -106,8 +78,7 @@ class ReplayBuffer:
         prompts ([`PromptTable`], *optional*): The prompts generated for so far, which strategies may read.
         serial (`int`): The next group's serial number.
         setup ([`RewardSetup`], *optional*): The rule that has made the entries' advantages of their rewards.
-        adder (`Callable`, *optional*): What `add` calls; set at attach.
-        reader (`Callable`, *optional*): What `buffer[serial]` calls; set at attach.
+        warmed (`bool`): Whether it was filled from `replay_warm_start`.
 
     Args:
         capacity (`int`): Groups (not rows, not tokens) that it keeps.
@@ -133,14 +104,12 @@ class ReplayBuffer:
         self.generators = Generators(seed)
         self.totals = Totals()
         self.prompts = prompts
-        self.serial = 0
+        self.serial, self.warmed = 0, False
         self.setup: RewardSetup | None = None
         self.ended: Counter[str] = Counter()
         """Entries that a limit has ended since this process began, by the limit."""
         self.size = size
         self._store = Store(capacity, max_bytes, size, functions)
-        self.adder: Callable[..., int] | None = None
-        self.reader: Callable[[int], Entry] | None = None
 
     def __len__(self) -> int:
         return len(self._store)
@@ -154,32 +123,6 @@ class ReplayBuffer:
             return False
         row = self.table.rows_of([int(serial)])[0]
         return bool(row >= 0)
-
-    def __getitem__(self, serial: int) -> Entry:
-        """Read an entry, as texts and numbers.
-
-        Args:
-            serial (`int`): Its serial number, as in `table.serial`.
-
-        Raises:
-            KeyError: No entry has it.
-            ReplayError: Its payload is on another process, or the buffer belongs to no session.
-        """
-        if serial not in self:
-            raise KeyError(
-                f"The buffer has no entry {serial!r}: it may have left; list(session.buffer) gives the serial numbers "
-                "of those that are there."
-            )
-        if serial not in self.held():
-            row = self.table.rows_of([serial])[0]
-            owner = int(self.table.owner[row])
-            raise ReplayError(
-                f"The payload of entry {serial} is not here: it is on rank {owner}, where it arrives after the batch "
-                "in which the entry is stored has been planned."
-            )
-        if self.reader is None:
-            raise ReplayError("Only the buffer of a session can be read: attach(trainer).buffer[serial].")
-        return self.reader(serial)
 
     @property
     def table(self) -> Table:
@@ -200,34 +143,6 @@ class ReplayBuffer:
         """Give it another room, and begin its generators anew."""
         self._store.capacity, self._store.max_bytes = capacity, max_bytes
         self.generators = Generators(seed)
-
-    def add(
-        self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None, rescore: bool = False
-    ) -> int:
-        """Add groups made elsewhere, on every process: another run's, a stronger model's, a person's.
-
-        Args:
-            source (`Any`): Paths of files, folders, or patterns, one or a list; or rows, as mappings, a `Dataset`, or
-                a `DataFrame`, with `prompt` and `completion`: docs/files.md lists all columns. All processes
-                get the same.
-            incomplete (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows;
-                `"resample"` fills them up with rows of their own.
-            columns (`Mapping[str, str]`, *optional*): What columns stand for that have other names:
-                `{"question": "prompt"}`.
-            rescore (`bool`, *optional*, defaults to `False`): Whether the trainer's reward functions score rows that
-                have a reward, too. Rows without one are scored in any case.
-
-        Returns:
-            How many groups are in the buffer now that were not before.
-
-        Raises:
-            ReplayError: The rows can't be used, or the buffer belongs to no session.
-        """
-        if self.adder is None:
-            raise ReplayError(
-                "Groups can be added to the buffer of an attached session only: attach(trainer).buffer.add(…)."
-            )
-        return self.adder(source, incomplete, columns, rescore)
 
     def clear(self) -> None:
         """Forget every entry. Groups noted but not yet settled are still stored later."""
@@ -577,6 +492,7 @@ class ReplayBuffer:
             **self._store.state_dict(),
             "update": self.clock.update,
             "serial": self.serial,
+            "warmed": self.warmed,
             "generators": self.generators.state_dict(),
             "reward_setup": None if self.setup is None else self.setup.state_dict(),
             "strategies": self.rules.state_dict(),
@@ -590,7 +506,7 @@ class ReplayBuffer:
             own (`bool`): Whether to take the generator of this process.
             shared (`bool`): Whether to take that of all processes that share the buffer.
         """
-        self.clock.update, self.serial = state["update"], state["serial"]
+        self.clock.update, self.serial, self.warmed = state["update"], state["serial"], state["warmed"]
         self.generators.load_state_dict(state["generators"], shared=shared, local=own)
         setup = state["reward_setup"]
         self.setup = None if setup is None else RewardSetup.of(setup)

@@ -8,7 +8,6 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Set
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,15 @@ from accelerate.utils import gather_object
 from ..compat import checkpoint_folder
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import CheckpointError, ReplayError, SeamError
-from ..session import Session
-from . import session_state
 from .discovery import numbered_checkpoints
 from .format import RankState, rank_folder, scope_in
 from .save_id import FOLDER, TRAINER_STATE, put_save_id
+from .session_state import RankPart, Saved
 
 REMEDY = "To go on with an empty buffer, set replay_on_mismatch='empty'."
 
 
-def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
+def save(session: Saved, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
     """Write our part of a checkpoint on every process, and only then lets stock write its own.
 
     Stock writes `trainer_state.json` last: where it is, all of ours is. Of a folder that is written again it goes
@@ -61,7 +59,7 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
             rank = int(trainer.accelerator.process_index)
             present = {folder.name}.union(*(names or [] for names in listed))
             _rotate(folder.parent, rank, present)
-        session_state.write(session, folder / FOLDER, save_id)
+        RankPart(session).write(folder / FOLDER, save_id)
 
     run_on_all_ranks(write, CheckpointError)
     written = sorted(path.name for path in (folder / FOLDER).glob("rank-*"))
@@ -90,7 +88,7 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
 
 
-def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | None) -> Any:
+def load(session: Saved, trainer: Any, stock: Callable[..., Any], path: str | None) -> Any:
     """Let stock restore its part, and then puts the session where it was.
 
     Raises:
@@ -102,43 +100,44 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
     if path is None or session.detached:
         return result
     session.roll_call("resume", "resuming from a checkpoint")
-    _restore(session, Path(path))
+    _restore(RankPart(session), Path(path))
     return result
 
 
-def _restore(session: Session, checkpoint: Path) -> None:
+def _restore(part: RankPart, checkpoint: Path) -> None:
     """Every process reads, all tell each other how it went, and then all take what they read, or none does. Where
     training is to go on without, generators, strategies and plugins are as they were."""
     folder = checkpoint / FOLDER
     if not any(gather_object([folder.is_dir()])):
         warnings.warn(f"{checkpoint} holds no replay buffer: training resumes with an empty one.", stacklevel=3)
-        session_state.empty(session)
+        part.empty()
         return
-    scope_at_attach = session.settings.label("scope"), session.settings.chosen_scope
-    _keep_scope(session, folder)
+    settings = part.settings
+    scope_at_attach, on_mismatch = (settings.label("scope"), settings.chosen_scope), settings.config.replay_on_mismatch
+    _keep_scope(part, folder)
     states: list[RankState] = []
-    undo: list[Callable[[], None]] = [partial(session_state.empty, session)]
+    undo: list[Callable[[], None]] = [part.empty]
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            run_on_all_ranks(lambda: states.extend(session_state.read(session, folder)), CheckpointError)
-            if session.settings.config.replay_on_mismatch == "empty":
-                run_on_all_ranks(lambda: undo.append(session_state.remember(session, Path(scratch))), CheckpointError)
-            run_on_all_ranks(lambda: session_state.apply(session, states, folder), CheckpointError)
+            run_on_all_ranks(lambda: states.extend(part.read(folder)), CheckpointError)
+            if on_mismatch == "empty":
+                run_on_all_ranks(lambda: undo.append(part.remember(Path(scratch))), CheckpointError)
+            run_on_all_ranks(lambda: part.apply(states, folder), CheckpointError)
         except ReplayError as error:
             run_on_all_ranks(undo[-1], CheckpointError)
-            if session.settings.config.replay_on_mismatch != "empty":
+            if on_mismatch != "empty":
                 error.args = (f"{error} {REMEDY}", *error.args[1:])
                 raise
             warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)
-            session_state.exchange_scope(session, *scope_at_attach)
-            session_state.empty(session)
+            part.exchange_scope(*scope_at_attach)
+            part.empty()
             return
 
 
-def _keep_scope(session: Session, folder: Path) -> None:
+def _keep_scope(part: RankPart, folder: Path) -> None:
     """A scope that nobody named gives way to the checkpoint's, on all processes or on none."""
-    chosen = bool(session.settings.chosen_scope)
+    chosen = bool(part.settings.chosen_scope)
     then = set(gather_object([scope_in(folder) if chosen else ""]))
     name = then.pop() if len(then) == 1 else ""
     if name:
-        session_state.exchange_scope(session, name, "as in the checkpoint that training was resumed from")
+        part.exchange_scope(name, "as in the checkpoint that training was resumed from")

@@ -176,6 +176,33 @@ class Groups:
         return replace(parts[0], **joined)
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry to look at: rows in their order, texts decoded.
+
+    Attributes:
+        serial (`int`): Its serial number.
+        prompts (`list[str]`): Of each row, special tokens included.
+        completions (`list[str]`): Of each row, without special tokens.
+        rewards (`dict[str, list[float]]`): Per reward function each row's reward, NaN where it returned None; under
+            `"reward"` those of a file that does not name its functions.
+        advantages (`list[float]`): As they were trained on.
+        masked (`list[bool]`): Rows that train nothing.
+        logps (`list[list[float]]`): Of each row, the log-prob of every completion token under the policy that
+            generated it.
+        columns (`dict[str, Any]`): Its row of the table: numbers, and of row columns lists.
+    """
+
+    serial: int
+    prompts: list[str]
+    completions: list[str]
+    rewards: dict[str, list[float]]
+    advantages: list[float]
+    masked: list[bool]
+    logps: list[list[float]]
+    columns: dict[str, Any]
+
+
 FROM_FILE, FROM_POLICY = 1, 2
 """Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
 OF_GROUPS = ("rewards", "advantages", "lengths", "trainable", "dead", "update", "prompt", "items", "masked", "origin")

@@ -38,6 +38,8 @@ OF_TRAINER = (
 """Settings of `GRPOConfig` that must be equal, or ranks wait for each other or train on a mixture."""
 PATIENCE = 30.0
 """Seconds after which a process that waits says for whom."""
+MEETING = 600.0
+"""Seconds that a process waits for the others when training begins: the main one may be starting a tracker's run."""
 RANKS_SHOWN = 8
 """Ranks that are named, of more."""
 
@@ -50,6 +52,9 @@ class RollCall:
         processes (`int`): How many there are. Of one, nothing is asked.
         timeout (`float`): Seconds to wait for the others.
         equal (`Mapping[str, Any]`): By name, what must be equal on all processes; JSON can hold it.
+
+    Attributes:
+        training (`bool`): Whether all have met since training began.
     """
 
     _met = 0
@@ -62,6 +67,7 @@ class RollCall:
         self._timeout = timeout
         plain = json.loads(json.dumps(equal or {}), parse_float=_whole)
         self._equal = json.dumps(plain, sort_keys=True)
+        self.training = False
         self._number: int | None = None
         self._calls: Counter[str] = Counter()
 
@@ -85,6 +91,12 @@ class RollCall:
             self._compare(store, doing, most)
         self._enter(store, f"trl_replay/{self._number}/{call}/{self._calls[call]}", doing, most)
         self._calls[call] += 1
+
+    def for_training(self) -> None:
+        """When training begins, once."""
+        if not self.training:
+            self("train", "training", MEETING)
+            self.training = True
 
     def leave_word(self) -> None:
         """Announce, without waiting, a session that does nothing and reaches no call."""

@@ -11,6 +11,7 @@ import torch
 
 from .. import compat
 from ..batch.group_view import rewards_of_batch, view
+from ..data.success import Success
 from ..data.types import Batch, Groups
 from ..distributed.row_layout import RowLayout
 from ..setup.assembly import rewards_in_words
@@ -52,7 +53,7 @@ class Judge:
         groups = self.see(rows, scored)
         if self._components.success.is_graded and not self._has_doubted:
             self._has_doubted = True
-            doubt = self.doubt()
+            doubt = doubt_of(self._settings, self._components.success, self._trainer())
             if doubt:
                 warnings.warn(doubt, stacklevel=2)
         return Generated(batch, rows, groups, scored, (groups,))
@@ -68,18 +69,18 @@ class Judge:
         groups = view(rows.columns, scored, setup, rows.size, update, table.counting, components.success)
         return self._mixing.shape(groups)
 
-    def doubt(self) -> str:
-        """Describe the settings that wait because it is unknown what a success is, and the remedy; empty if none
-        waits."""
-        config, doubt = self._settings.config, self._components.success.doubt()
-        waiting = [f"{name}={value}" for name in NEED_A_SUCCESS if (value := getattr(config, name)) is not None]
-        waiting += [f"the plugin {plugin.name!r}" for plugin in self._settings.plugins if plugin.needs_success]
-        effects = [f"{' and '.join(waiting)} can't act"] if waiting else []
-        if config.replay_kl == "all_wrong":
-            effects.append("replay_kl='all_wrong' uses the lowest of them")
-        trainer = self._trainer()
-        if not doubt or not effects or trainer is None:
-            return ""
-        names = list(trainer.reward_func_names)
-        which = f", or replay_reward to one of {', '.join(map(repr, names))}" if len(names) > 1 else ""
-        return f"{doubt}; {'; '.join(effects)}. Set replay_pass_reward to the least reward of a success{which}."
+
+def doubt_of(settings: Settings, success: Success, trainer: Any) -> str:
+    """Describe what does not act because it is not known what a success is, and the remedy; empty if all does, or
+    the trainer no longer exists."""
+    config, doubt = settings.config, success.doubt()
+    waiting = [f"{name}={value}" for name in NEED_A_SUCCESS if (value := getattr(config, name)) is not None]
+    waiting += [f"the plugin {plugin.name!r}" for plugin in settings.plugins if plugin.needs_success]
+    effects = [f"{' and '.join(waiting)} can't act"] if waiting else []
+    if config.replay_kl == "all_wrong":
+        effects.append("replay_kl='all_wrong' uses the lowest of them")
+    if not doubt or not effects or trainer is None:
+        return ""
+    names = list(trainer.reward_func_names)
+    which = f", or replay_reward to one of {', '.join(map(repr, names))}" if len(names) > 1 else ""
+    return f"{doubt}; {'; '.join(effects)}. Set replay_pass_reward to the least reward of a success{which}."

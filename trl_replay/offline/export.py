@@ -13,14 +13,13 @@ import torch
 from .. import compat
 from ..base.files import replacing
 from ..batch.samples import masked_rows
-from ..buffer.replay_buffer import Entry, ReplayBuffer
+from ..buffer import ReplayBuffer
 from ..checkpoint import format as saved
 from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVANTAGES
 from ..data.table import Table
 from ..data.tasks import Tasks
-from ..data.types import Group
+from ..data.types import Entry, Group
 from ..errors import CheckpointError, ReplayError
-from ..setup.components import Components
 from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, DatasetColumns, dataset_rows
 from .schema import FINGERPRINT, TOKENS, reward_columns
 
@@ -58,19 +57,6 @@ class Source(NamedTuple):
     dataset: DatasetColumns
 
 
-def export(path: str | Path, trainer: Any, components: Components) -> Path:
-    """Write a Parquet file of all entries: [`Session.export`]."""
-    path = Path(path)
-    rank = int(trainer.accelerator.process_index)
-    ranks = components.processes
-    of_each = ranks > 1 and not components.scope.division.replicated
-    if of_each:
-        path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
-    if rank == 0 or of_each:
-        write(path, of_buffer(components.buffer, components.tasks, trainer))
-    return path
-
-
 def of_buffer(buffer: ReplayBuffer, tasks: Tasks, trainer: Any) -> Source:
     """Return the entries that this process holds."""
     table = buffer.table
@@ -97,7 +83,7 @@ def _columns(table: Table, row: int) -> dict[str, Any]:
 
 
 def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
-    """Return an entry whose payload is here, decoded: [`ReplayBuffer.__getitem__`]."""
+    """Return an entry whose payload is here, decoded: [`Session.entry`]."""
     table = buffer.table
     row = int(np.flatnonzero(table.serial == serial)[0])
     entry = StoredEntry(_columns(table, row), buffer.load(serial))

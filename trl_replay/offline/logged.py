@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from .. import compat
-from ..session import Session
+from ..data.tasks import Tasks
 from .file_tasks import dataset_of
 from .schema import Row
 from .tokens import RowError, Tokens
@@ -16,16 +16,16 @@ class LoggedPrompts:
     """Finds the prompts of the dataset that TRL logged as texts.
 
     Args:
-        session ([`Session`]): Whose trainer has the dataset.
+        trainer (`trl.GRPOTrainer`): With the dataset.
+        tasks ([`Tasks`]): What its rows are.
         tokens ([`Tokens`]): As the model got them.
     """
 
-    def __init__(self, session: Session, tokens: Tokens) -> None:
-        trainer = session.trainer
+    def __init__(self, trainer: Any, tasks: Tasks, tokens: Tokens) -> None:
         self._has_tools = compat.has_tools(trainer)
         self._tokenizer = compat.tokenizer(trainer)
         self._tokens = tokens
-        self._dataset = dataset_of(trainer, session.components.tasks)
+        self._dataset = dataset_of(trainer, tasks)
 
     def restored(self, row: Row) -> Row:
         """Return a row with its prompt as the dataset has it.

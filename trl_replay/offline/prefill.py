@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from .. import compat
-from ..base.validation import choice, column_names, optional, require, true_or_false
 from ..batch.compose import cut, loss_mask
 from ..batch.group_view import describe
 from ..batch.stored import fill_missing, trainable_sums, with_rewards
@@ -27,8 +25,7 @@ from ..data.tasks import encoded, hashed, own
 from ..data.types import FROM_FILE, FROM_POLICY, Batch, Floats, Group, Groups
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ReplayError
-from ..protocols import Division
-from ..session import Session
+from ..setup.components import Components
 from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
 from .reader import OfflineGroup, Reading, read_groups
@@ -65,135 +62,286 @@ class Offered(NamedTuple):
     without_room: int
 
 
-def begin(session: Session) -> None:
-    """Fill the buffer from `replay_warm_start`, once in the life of a run."""
-    config = session.settings.config
-    path = config.replay_warm_start
-    if path is not None and not session.carry.warmed:
-        columns, rescore = config.columns_of_warm_start, config.replay_warm_start_rescore
-        count = add(session, path, config.replay_warm_start_short, columns, rescore)
-        if not count and session.communicator.rank == 0:
-            reasons = "; ".join(session.totals.reasons) or "it has no rows"
-            warnings.warn(f"replay_warm_start={path!r} added no group: {reasons}.", stacklevel=2)
-        session.carry.warmed = True
+class Intake:
+    """Take groups from elsewhere into one session's buffer.
 
-
-def add(
-    session: Session,
-    source: Any,
-    incomplete: str = "refuse",
-    columns: Mapping[str, str] | None = None,
-    rescore: bool = False,
-) -> int:
-    """Add groups made elsewhere: [`ReplayBuffer.add`]. Return their number."""
-    require("incomplete", incomplete, choice("refuse", "resample"))
-    require("columns", columns, optional(column_names))
-    require("rescore", rescore, true_or_false)
-    reading = Reading(source, incomplete, columns or {}, rescore)
-    division = session.scope.division
-    tally = Tally()
-    if session.components.processes > 1:
-        session.roll_call("add", "adding groups to its buffer")
-    groups, advantages = _read(session, reading, tally)
-    newcomers: list[ReadGroup] = []
-    _run(session, lambda: newcomers.extend(map(partial(_newcomer, session), groups, advantages)))
-    before = set(session.buffer)
-    undo = session.buffer.remember()
-    try:
-        offered = _run(session, lambda: _offer(session, newcomers, division, tally))
-        _complete(session, newcomers, offered, tally)
-    except BaseException:
-        undo()
-        raise
-    _warn_of_room(session, offered, len(newcomers), reading.name)
-    session.totals.add(tally, batches=0)
-    return len(set(session.buffer) - before)
-
-
-def _warn_of_room(session: Session, offered: Sequence[Offered], count: int, source: str) -> None:
-    """Warn, once, of groups for which the buffer has no room."""
-    division = session.scope.division
-    buffers = offered[:1] if division.one_buffer else offered
-    without = sum(of_rank.without_room for of_rank in buffers)
-    if without and session.communicator.rank == 0:
-        room = session.buffer.capacity * len(buffers)
-        warnings.warn(
-            f"{without} of the {count} groups of {source} found no room in the buffer, which holds {room}: those with "
-            "the lowest keep ranks are left out. Raise replay_buffer_size (and replay_max_bytes, if set).",
-            stacklevel=3,
-        )
-
-
-def _run(session: Session, action: Callable[[], Result]) -> list[Result]:
-    """Do it on all processes that decide together."""
-    results = run_on_all_ranks(action, ReplayError, alone=session.components.processes == 1)
-    return cast(list[Result], results)  # of a process that failed there is none: then all have raised
-
-
-def _read(session: Session, reading: Reading, tally: Tally) -> tuple[list[OfflineGroup], list[Floats]]:
-    """The groups that can be used, and their advantages; the same ones on all processes.
-
-    A group whose rewards do not differ can be used where its rows stand beside fresh ones, with advantages of all.
-
-    Raises:
-        ReplayError: A process can't read them, or reads others.
+    Args:
+        trainer (`trl.GRPOTrainer`): Whose groups they shall be.
+        components ([`Components`]): The buffer, who shares it, and what its rows are like.
+        may_be_alike (`bool`): Whether groups whose rewards do not differ can be used.
     """
-    groups: list[OfflineGroup] = []
-    advantages: list[Floats] = []
-    computes_logps = compat.computes_logps(session.trainer)
-    awaits_its_engine = compat.awaits_its_engine(session.trainer)
-    may_be_alike = session.components.mixes_rows and session.settings.config.replay_advantages != "stored"
 
-    whole: list[OfflineGroup] = []
+    def __init__(self, trainer: Any, components: Components, may_be_alike: bool) -> None:
+        self._trainer = trainer
+        self._buffer = components.buffer
+        self._fields = components.fields
+        self._size = components.num_generations
+        self._tasks = components.tasks
+        self._division = components.scope.division
+        self._rank = int(trainer.accelerator.process_index)
+        self._ranks = components.processes
+        self._may_be_alike = may_be_alike
 
-    def read() -> int:
-        whole.extend(read_groups(session, reading, tally))
-        return _digest(whole)
+    def add(self, reading: Reading) -> int:
+        """Add the groups of files or rows; return how many are in the buffer now that were not before."""
+        tally = Tally()
+        groups, advantages = self._read(reading, tally)
+        newcomers: list[ReadGroup] = []
+        self._run(lambda: newcomers.extend(map(self._newcomer, groups, advantages)))
+        before = set(self._buffer)
+        undo = self._buffer.remember()
+        try:
+            offered = self._run(lambda: self._offer(newcomers, tally))
+            self._complete(newcomers, offered, tally)
+        except BaseException:
+            undo()
+            raise
+        self._warn_of_room(offered, len(newcomers), reading.name)
+        self._buffer.totals.add(tally, batches=0)
+        return len(set(self._buffer) - before)
 
-    digests = _run(session, read)
-    if len(set(digests)) > 1:
-        raise ReplayError(
-            f"The processes read different groups from {reading.name}: give all of them the same file or rows. "
-            "Nothing was added."
+    def _warn_of_room(self, offered: Sequence[Offered], count: int, source: str) -> None:
+        """Warn, once, of groups for which the buffer has no room."""
+        buffers = offered[:1] if self._division.one_buffer else offered
+        without = sum(of_rank.without_room for of_rank in buffers)
+        if without and self._rank == 0:
+            room = self._buffer.capacity * len(buffers)
+            warnings.warn(
+                f"{without} of the {count} groups of {source} found no room in the buffer, which holds {room}: those "
+                "with the lowest keep ranks are left out. Raise replay_buffer_size (and replay_max_bytes, if set).",
+                stacklevel=3,
+            )
+
+    def _run(self, action: Callable[[], Result]) -> list[Result]:
+        """Do it on all processes that decide together."""
+        results = run_on_all_ranks(action, ReplayError, alone=self._ranks == 1)
+        return cast(list[Result], results)  # of a process that failed there is none: then all have raised
+
+    def _read(self, reading: Reading, tally: Tally) -> tuple[list[OfflineGroup], list[Floats]]:
+        """The groups that can be used, and their advantages; the same ones on all processes.
+
+        A group whose rewards do not differ can be used where its rows stand beside fresh ones, with advantages of all.
+
+        Raises:
+            ReplayError: A process can't read them, or reads others.
+        """
+        groups: list[OfflineGroup] = []
+        advantages: list[Floats] = []
+        computes_logps = compat.computes_logps(self._trainer)
+        awaits_its_engine = compat.awaits_its_engine(self._trainer)
+
+        whole: list[OfflineGroup] = []
+
+        def read() -> int:
+            whole.extend(read_groups(self._trainer, self._tasks, reading, tally))
+            return _digest(whole)
+
+        digests = self._run(read)
+        if len(set(digests)) > 1:
+            raise ReplayError(
+                f"The processes read different groups from {reading.name}: give all of them the same file or rows. "
+                "Nothing was added."
+            )
+        whole = scored(self._trainer, whole, reading.name, self._ranks)
+
+        def choose() -> None:
+            for group, of_group in zip(whole, self._advantages(whole, reading.name), strict=True):
+                with np.errstate(over="ignore"):
+                    stored = of_group.astype(np.float32)  # as it will be trained on
+                trained = stored[~group.masked]
+                if ADVANTAGES in group.tokens and not computes_logps:
+                    tally.refuse(1, "its tokens have advantages of their own, and a sample of this trainer has one")
+                elif not np.isfinite(stored).all():
+                    tally.refuse(1, "an advantage is not finite")
+                elif not len(trained):
+                    tally.refuse(1, "all of its rows are masked")
+                elif not self._may_be_alike and _is_alike(group, self._buffer.table.counting):
+                    tally.refuse(1, "its rewards do not differ (replay_reward)")
+                elif not self._may_be_alike and not (trained if group.is_shaped else trained - trained[0]).any():
+                    tally.refuse(1, "its rewards do not differ")
+                else:
+                    if group.task == UNKNOWN:
+                        tally.reasons[f"a group of a file counts as a task of its own: {AMBIGUOUS}"] += 1
+                        group = replace(group, task=own(self._buffer.serial, len(groups)))
+                    groups.append(group)
+                    advantages.append(of_group)
+            lack_logps = any(compat.OLD_LOGPS not in group.tokens for group in groups)
+            if lack_logps and not computes_logps:
+                raise ReplayError(
+                    f"Groups of {reading.name} have no log-probs, and an asynchronous trainer computes none "
+                    "outside its loss: give a file that session.export() wrote of a run with this tokenizer."
+                )
+            if lack_logps and awaits_its_engine:
+                raise ReplayError(
+                    "The groups have no log-probs, and with DeepSpeed's ZeRO 3 the model can compute none before "
+                    "training begins: give their file as replay_warm_start, which is read then, or add them in a "
+                    "callback's on_train_begin."
+                )
+
+        self._run(choose)
+        return groups, advantages
+
+    def _offer(self, newcomers: Sequence[ReadGroup], tally: Tally) -> Offered:
+        """Offer groups to the buffer, or this process's share of them to its own."""
+        rank, ranks, division = self._rank, self._ranks, self._division
+        numbers = range(len(newcomers)) if division.one_buffer else range(rank, len(newcomers), ranks)
+        if not numbers:
+            return Offered({}, 0)
+        offered = [newcomers[number] for number in numbers]
+        self._buffer.table.reward_weights = compat.reward_setup(self._trainer).weights
+        serials = self._buffer.take_serials(len(offered))
+        dealt = division.one_buffer and not division.replicated
+        told = [
+            Newcomer(serial, one.group.nbytes, one.group.keys, number % ranks if dealt else rank, rewards=one.rewards)
+            for number, serial, one in zip(numbers, serials, offered, strict=True)
+        ]
+        refused = tally.refused
+        kept = self._buffer.extend(Groups.concatenate(_alike([one.view for one in offered])), told, tally)
+        without_room = len(offered) - len(kept) - round(tally.refused - refused)
+        tally.note(without_room, "a group of a file found no room (replay_buffer_size)")
+        stayed = {number: serial for number, serial in zip(numbers, serials, strict=True) if serial in kept}
+        return Offered(stayed, without_room)
+
+    def _complete(self, newcomers: Sequence[ReadGroup], offered: Sequence[Offered], tally: Tally) -> None:
+        """Compute the log-probs of the groups that stayed on any process, on all of them alike, and put away the
+        payload of those that live on this one."""
+        own = offered[self._rank].stayed
+        needed = sorted({number for of_rank in offered for number in of_rank.stayed})
+        quiet = not needed or self._trainer.args.disable_tqdm
+        with tqdm(total=len(needed), desc="Log-probs of a file's groups", unit="group", disable=quiet) as bar:
+            for start in range(0, len(needed), PORTION):
+                numbers = needed[start : start + PORTION]
+                batches = self._computed([newcomers[number] for number in numbers], bar)
+
+                def receive(numbers: Sequence[int] = numbers, batches: Sequence[Batch] = batches) -> None:
+                    for number, batch in zip(numbers, batches, strict=True):
+                        if number in own:
+                            self._receive(newcomers[number], own[number], batch, tally)
+
+                self._run(receive)
+
+    def _receive(self, newcomer: ReadGroup, serial: int, batch: Batch, tally: Tally) -> None:
+        """Put away a group that stayed, now with its log-probs; take it back if one of them is not finite."""
+        buffer = self._buffer
+        group = self._payload(newcomer.offline, batch)
+        if buffer.fill_logps(serial, _logps(group), newcomer.view.trainable[0], tally):
+            (row,) = buffer.table.rows_of([serial])
+            if buffer.table.owner[row] == self._rank:
+                buffer.receive({serial: group})
+
+    def _computed(self, newcomers: Sequence[ReadGroup], bar: Any) -> list[Batch]:
+        """A batch of each group, with log-probs, and the same bits on all processes."""
+        batches: list[Batch] = []
+
+        def compute() -> None:
+            for newcomer in newcomers:
+                batch = self._batch(newcomer.offline, newcomer.advantages)
+                batches.append(_with_logps(self._trainer, batch))
+                bar.update()
+
+        self._run(compute)
+        if self._ranks > 1:
+            _broadcast(batches)
+        return batches
+
+    def _newcomer(self, offline: OfflineGroup, advantages: Floats) -> ReadGroup:
+        """A group as it is offered, before any log-prob is computed."""
+        size = self._size
+        fields = self._fields
+        batch = _with_blank_logps(self._trainer, self._batch(offline, advantages))
+        group = self._payload(offline, batch)
+        columns = describe(batch, 0, np.full(size, offline.task), fields)
+        has_logps = compat.OLD_LOGPS in offline.tokens
+        origin = FROM_FILE if has_logps else FROM_POLICY
+        logps = _logps(group) if has_logps else np.full(size, np.nan)
+        view = Groups(
+            rewards=offline.rewards[None],
+            reward_weights=offline.weights,
+            advantages=columns["advantages"][None],
+            lengths=columns["lengths"][None],
+            trainable=columns["trainable"][None],
+            items=columns["items"][None],
+            dead=np.zeros(1, bool),
+            update=np.array([self._buffer.clock.update - 1]),  # so that it is old enough for the next batch
+            prompt=columns["prompt"][:1],
+            behavior_logps=logps[None],
+            masked=offline.masked[None],
+            origin=np.array([origin]),
+            counting=self._buffer.table.counting if offline.named else None,
         )
-    whole = scored(session, whole, reading.name)
+        functions = len(self._trainer.reward_func_names)
+        rewards = offline.rewards if offline.named else np.full((size, functions), np.nan)
+        return ReadGroup(offline, advantages, group, view, rewards)
 
-    def choose() -> None:
-        for group, of_group in zip(whole, _advantages(session, whole, reading.name), strict=True):
-            with np.errstate(over="ignore"):
-                stored = of_group.astype(np.float32)  # as it will be trained on
-            trained = stored[~group.masked]
-            if ADVANTAGES in group.tokens and not computes_logps:
-                tally.refuse(1, "its tokens have advantages of their own, and a sample of this trainer has one")
-            elif not np.isfinite(stored).all():
-                tally.refuse(1, "an advantage is not finite")
-            elif not len(trained):
-                tally.refuse(1, "all of its rows are masked")
-            elif not may_be_alike and _is_alike(group, session.buffer.table.counting):
-                tally.refuse(1, "its rewards do not differ (replay_reward)")
-            elif not may_be_alike and not (trained if group.is_shaped else trained - trained[0]).any():
-                tally.refuse(1, "its rewards do not differ")
-            else:
-                if group.task == UNKNOWN:
-                    tally.reasons[f"a group of a file counts as a task of its own: {AMBIGUOUS}"] += 1
-                    group = replace(group, task=own(session.buffer.serial, len(groups)))
-                groups.append(group)
-                advantages.append(of_group)
-        lack_logps = any(compat.OLD_LOGPS not in group.tokens for group in groups)
-        if lack_logps and not computes_logps:
-            raise ReplayError(
-                f"Groups of {reading.name} have no log-probs, and an asynchronous trainer computes none "
-                "outside its loss: give a file that session.export() wrote of a run with this tokenizer."
-            )
-        if lack_logps and awaits_its_engine:
-            raise ReplayError(
-                "The groups have no log-probs, and with DeepSpeed's ZeRO 3 the model can compute none before training "
-                "begins: give their file as replay_warm_start, which is read then, or add them in a callback's "
-                "on_train_begin."
-            )
+    def _payload(self, offline: OfflineGroup, batch: Batch) -> Group:
+        """Return what the buffer keeps of one group: through the same cutting as a batch of TRL's."""
+        fields = self._fields
+        size = self._size
+        (group,) = cut(_as_sampled(self._trainer, batch, fields), fields, [slice(0, size)])
+        fill_missing(group.tensors)
+        if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
+            group = replace(group, keys=group.keys | {"tool_mask"})
+        if offline.named:
+            return with_rewards(group, offline.rewards, STORED_REWARDS)
+        total = weighted_rewards(offline.rewards, offline.weights)
+        return with_rewards(group, total, STORED_REWARD)
 
-    _run(session, choose)
-    return groups, advantages
+    def _batch(self, offline: OfflineGroup, advantages: Floats) -> Batch:
+        """A batch of one group, padded as TRL pads."""
+        device = self._trainer.accelerator.device
+        fields = self._fields
+        pad = fields.pad_token_id
+        prompts = offline.prompt_ids
+        completions = offline.completion_ids
+        prompt_mask = [np.ones_like(row) for row in prompts]
+        completion_mask = [np.ones_like(row) for row in completions]
+        batch: Batch = {
+            "prompt_ids": _padded(prompts, pad, torch.int64, side="left"),
+            "prompt_mask": _padded(prompt_mask, 0, torch.int64, side="left"),
+            "completion_ids": _padded(completions, pad, torch.int64),
+            "completion_mask": _padded(completion_mask, 0, torch.int64),
+            "advantages": torch.tensor(advantages, dtype=torch.float32),
+        }
+        for key, rows in offline.tokens.items():
+            spec = fields.spec(key)
+            is_float = spec.dtype in (None, "float32", "bfloat16")
+            dtype = torch.float32 if is_float else torch.int64
+            batch[key] = _padded(rows, fields.pad_value(spec), dtype)
+        return {key: value.to(device) for key, value in batch.items()}
+
+    def _advantages(self, groups: Sequence[OfflineGroup], source: str) -> list[Floats]:
+        """The file's advantages; where it has none, those that the trainer's rule gives its rewards.
+
+        A row that no function scored, or that is masked, does not count, and gets 0. Where the rule takes a mean or a
+        deviation over a batch, it is that of all groups of the file.
+
+        Raises:
+            ReplayError: The rule needs each function's reward, and the file has only a sum.
+        """
+        if not groups:
+            return []
+        setup = compat.reward_setup(self._trainer)
+        functions = len(setup.weights)
+        if setup.aggregation == "normalize_then_sum" and functions > 1:
+            if any(not group.named and not _has_advantages(group) for group in groups):
+                columns = ", ".join(map(repr, reward_columns(self._trainer.reward_func_names)))
+                raise ReplayError(
+                    "multi_objective_aggregation='normalize_then_sum' normalizes the rewards of each function, and "
+                    f"groups of {source} have only a sum: give the columns {columns}, or 'advantage'."
+                )
+            rewards = np.stack([_each_reward(group, functions) for group in groups])
+        else:
+            rewards = np.stack([_counted_rewards(group) for group in groups])[:, :, None]
+            setup = replace(setup, weights=np.ones(1))
+        rows = torch.from_numpy(rewards.reshape(-1, rewards.shape[-1]))  # (groups * G, functions)
+        computed = compat.advantages(rows, setup, rewards.shape[1], within=rows).view(len(groups), -1).numpy()
+        advantages = []
+        for group, of_group in zip(groups, computed, strict=True):
+            given = of_group if group.advantages is None else group.advantages
+            if ADVANTAGES in group.tokens:
+                given = np.array([np.abs(row).mean() for row in group.tokens[ADVANTAGES]])
+            advantages.append(np.where(group.masked, 0.0, given))
+        return advantages
 
 
 def _is_alike(group: OfflineGroup, counting: int | None) -> bool:
@@ -222,58 +370,6 @@ def _logps(group: Group) -> Floats:
     return logps
 
 
-def _offer(session: Session, newcomers: Sequence[ReadGroup], division: Division, tally: Tally) -> Offered:
-    """Offer groups to the buffer, or this process's share of them to its own."""
-    rank = session.communicator.rank
-    ranks = session.components.processes
-    numbers = range(len(newcomers)) if division.one_buffer else range(rank, len(newcomers), ranks)
-    if not numbers:
-        return Offered({}, 0)
-    offered = [newcomers[number] for number in numbers]
-    session.buffer.table.reward_weights = compat.reward_setup(session.trainer).weights
-    serials = session.buffer.take_serials(len(offered))
-    dealt = division.one_buffer and not division.replicated
-    told = [
-        Newcomer(serial, one.group.nbytes, one.group.keys, number % ranks if dealt else rank, rewards=one.rewards)
-        for number, serial, one in zip(numbers, serials, offered, strict=True)
-    ]
-    refused = tally.refused
-    kept = session.buffer.extend(Groups.concatenate(_alike([one.view for one in offered])), told, tally)
-    without_room = len(offered) - len(kept) - round(tally.refused - refused)
-    tally.note(without_room, "a group of a file found no room (replay_buffer_size)")
-    stayed = {number: serial for number, serial in zip(numbers, serials, strict=True) if serial in kept}
-    return Offered(stayed, without_room)
-
-
-def _complete(session: Session, newcomers: Sequence[ReadGroup], offered: Sequence[Offered], tally: Tally) -> None:
-    """Compute the log-probs of the groups that stayed on any process, on all of them alike, and put away the payload
-    of those that live on this one."""
-    own = offered[session.communicator.rank].stayed
-    needed = sorted({number for of_rank in offered for number in of_rank.stayed})
-    quiet = not needed or session.trainer.args.disable_tqdm
-    with tqdm(total=len(needed), desc="Log-probs of a file's groups", unit="group", disable=quiet) as bar:
-        for start in range(0, len(needed), PORTION):
-            numbers = needed[start : start + PORTION]
-            batches = _computed(session, [newcomers[number] for number in numbers], bar)
-
-            def receive(numbers: Sequence[int] = numbers, batches: Sequence[Batch] = batches) -> None:
-                for number, batch in zip(numbers, batches, strict=True):
-                    if number in own:
-                        _receive(session, newcomers[number], own[number], batch, tally)
-
-            _run(session, receive)
-
-
-def _receive(session: Session, newcomer: ReadGroup, serial: int, batch: Batch, tally: Tally) -> None:
-    """Put away a group that stayed, now with its log-probs; take it back if one of them is not finite."""
-    buffer = session.buffer
-    group = _payload(session, newcomer.offline, batch)
-    if buffer.fill_logps(serial, _logps(group), newcomer.view.trainable[0], tally):
-        (row,) = buffer.table.rows_of([serial])
-        if buffer.table.owner[row] == session.communicator.rank:
-            buffer.receive({serial: group})
-
-
 def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
     """The views as they are if all have the same reward functions, and else each with its one total."""
     first = views[0].reward_weights
@@ -284,22 +380,6 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
         reward = view.reward[:, :, None]
         totals.append(replace(view, rewards=reward, reward_weights=np.ones(1), counting=None))
     return totals
-
-
-def _computed(session: Session, newcomers: Sequence[ReadGroup], bar: Any) -> list[Batch]:
-    """A batch of each group, with log-probs, and the same bits on all processes."""
-    batches: list[Batch] = []
-
-    def compute() -> None:
-        for newcomer in newcomers:
-            batch = _batch(session, newcomer.offline, newcomer.advantages)
-            batches.append(_with_logps(session.trainer, batch))
-            bar.update()
-
-    _run(session, compute)
-    if session.components.processes > 1:
-        _broadcast(batches)
-    return batches
 
 
 def _with_logps(trainer: Any, batch: Batch) -> Batch:
@@ -321,36 +401,6 @@ def _broadcast(batches: Sequence[Batch]) -> None:
                 batch[key] = broadcast(batch[key].contiguous())
 
 
-def _newcomer(session: Session, offline: OfflineGroup, advantages: Floats) -> ReadGroup:
-    """A group as it is offered, before any log-prob is computed."""
-    size = session.components.num_generations
-    fields = session.components.fields
-    batch = _with_blank_logps(session.trainer, _batch(session, offline, advantages))
-    group = _payload(session, offline, batch)
-    columns = describe(batch, 0, np.full(size, offline.task), fields)
-    has_logps = compat.OLD_LOGPS in offline.tokens
-    origin = FROM_FILE if has_logps else FROM_POLICY
-    logps = _logps(group) if has_logps else np.full(size, np.nan)
-    view = Groups(
-        rewards=offline.rewards[None],
-        reward_weights=offline.weights,
-        advantages=columns["advantages"][None],
-        lengths=columns["lengths"][None],
-        trainable=columns["trainable"][None],
-        items=columns["items"][None],
-        dead=np.zeros(1, bool),
-        update=np.array([session.update - 1]),  # so that it is old enough for the next batch
-        prompt=columns["prompt"][:1],
-        behavior_logps=logps[None],
-        masked=offline.masked[None],
-        origin=np.array([origin]),
-        counting=session.buffer.table.counting if offline.named else None,
-    )
-    functions = len(session.trainer.reward_func_names)
-    rewards = offline.rewards if offline.named else np.full((size, functions), np.nan)
-    return ReadGroup(offline, advantages, group, view, rewards)
-
-
 def _with_blank_logps(trainer: Any, batch: Batch) -> Batch:
     """The batch with zeros for the log-probs that [`_with_logps`] would compute."""
     blank = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
@@ -359,20 +409,6 @@ def _with_blank_logps(trainer: Any, batch: Batch) -> Batch:
         blanks[compat.REF_LOGPS] = blank
     others = {key: value for key, value in batch.items() if key != compat.REF_LOGPS}
     return others | blanks
-
-
-def _payload(session: Session, offline: OfflineGroup, batch: Batch) -> Group:
-    """Return what the buffer keeps of one group: through the same cutting as a batch of TRL's."""
-    fields = session.components.fields
-    size = session.components.num_generations
-    (group,) = cut(_as_sampled(session.trainer, batch, fields), fields, [slice(0, size)])
-    fill_missing(group.tensors)
-    if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
-        group = replace(group, keys=group.keys | {"tool_mask"})
-    if offline.named:
-        return with_rewards(group, offline.rewards, STORED_REWARDS)
-    total = weighted_rewards(offline.rewards, offline.weights)
-    return with_rewards(group, total, STORED_REWARD)
 
 
 def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
@@ -400,69 +436,10 @@ def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
     return batch
 
 
-def _batch(session: Session, offline: OfflineGroup, advantages: Floats) -> Batch:
-    """A batch of one group, padded as TRL pads."""
-    device = session.trainer.accelerator.device
-    fields = session.components.fields
-    pad = fields.pad_token_id
-    prompts = offline.prompt_ids
-    completions = offline.completion_ids
-    prompt_mask = [np.ones_like(row) for row in prompts]
-    completion_mask = [np.ones_like(row) for row in completions]
-    batch: Batch = {
-        "prompt_ids": _padded(prompts, pad, torch.int64, side="left"),
-        "prompt_mask": _padded(prompt_mask, 0, torch.int64, side="left"),
-        "completion_ids": _padded(completions, pad, torch.int64),
-        "completion_mask": _padded(completion_mask, 0, torch.int64),
-        "advantages": torch.tensor(advantages, dtype=torch.float32),
-    }
-    for key, rows in offline.tokens.items():
-        spec = fields.spec(key)
-        is_float = spec.dtype in (None, "float32", "bfloat16")
-        dtype = torch.float32 if is_float else torch.int64
-        batch[key] = _padded(rows, fields.pad_value(spec), dtype)
-    return {key: value.to(device) for key, value in batch.items()}
-
-
 def _padded(rows: Sequence[NDArray[Any]], value: float, dtype: torch.dtype, side: str = "right") -> torch.Tensor:
     """`(rows, longest row)`, filled up with `value` on the right, or on the left."""
     tensors = [torch.from_numpy(row).to(dtype) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
-
-
-def _advantages(session: Session, groups: Sequence[OfflineGroup], source: str) -> list[Floats]:
-    """The file's advantages; where it has none, those that the trainer's rule gives its rewards.
-
-    A row that no function scored, or that is masked, does not count, and gets 0. Where the rule takes a mean or a
-    deviation over a batch, it is that of all groups of the file.
-
-    Raises:
-        ReplayError: The rule needs each function's reward, and the file has only a sum.
-    """
-    if not groups:
-        return []
-    setup = compat.reward_setup(session.trainer)
-    functions = len(setup.weights)
-    if setup.aggregation == "normalize_then_sum" and functions > 1:
-        if any(not group.named and not _has_advantages(group) for group in groups):
-            columns = ", ".join(map(repr, reward_columns(session.trainer.reward_func_names)))
-            raise ReplayError(
-                "multi_objective_aggregation='normalize_then_sum' normalizes the rewards of each function, and groups "
-                f"of {source} have only a sum: give the columns {columns}, or 'advantage'."
-            )
-        rewards = np.stack([_each_reward(group, functions) for group in groups])
-    else:
-        rewards = np.stack([_counted_rewards(group) for group in groups])[:, :, None]
-        setup = replace(setup, weights=np.ones(1))
-    rows = torch.from_numpy(rewards.reshape(-1, rewards.shape[-1]))  # (groups * G, functions)
-    computed = compat.advantages(rows, setup, rewards.shape[1], within=rows).view(len(groups), -1).numpy()
-    advantages = []
-    for group, of_group in zip(groups, computed, strict=True):
-        given = of_group if group.advantages is None else group.advantages
-        if ADVANTAGES in group.tokens:
-            given = np.array([np.abs(row).mean() for row in group.tokens[ADVANTAGES]])
-        advantages.append(np.where(group.masked, 0.0, given))
-    return advantages
 
 
 def _counted_rewards(group: OfflineGroup) -> Floats:

@@ -17,9 +17,9 @@ from ..base.sizes import counted
 from ..data.counters import Tally
 from ..data.fields import ADVANTAGES
 from ..data.rewards import weighted_rewards
+from ..data.tasks import Tasks
 from ..data.types import Bools, Floats
 from ..errors import ReplayError
-from ..session import Session
 from .file_tasks import TASK, UNKNOWN, FileTasks
 from .logged import LoggedPrompts
 from .schema import FINGERPRINT, MASKS, TOKENS, Row, checked, has_images, lacks_reward, reward_columns
@@ -118,7 +118,7 @@ class OfflineGroup:
         return bool(self.masked.any()) or ADVANTAGES in self.tokens
 
 
-def read_groups(session: Session, reading: Reading, tally: Tally) -> list[OfflineGroup]:
+def read_groups(trainer: Any, tasks: Tasks, reading: Reading, tally: Tally) -> list[OfflineGroup]:
     """The groups of files or of rows, each with the trainer's number of rows.
 
     Rows belong together by the column `group` of their file where there is one, and else by their task; a group of
@@ -129,12 +129,11 @@ def read_groups(session: Session, reading: Reading, tally: Tally) -> list[Offlin
         ReplayError: The source can't be read, or a row lacks what is needed: names the row.
     """
     name = reading.name
-    trainer = session.trainer
     tokens = Tokens(trainer)
     sources = read_sources(reading.source, reading.columns, trainer.reward_func_names)
-    gathered = _gathered(session, sources, tokens, tally)
+    gathered = _gathered(trainer, tasks, sources, tokens, tally)
     members = [member for one in gathered for member in one.members]
-    size = session.components.num_generations
+    size = trainer.num_generations
     rng = np.random.default_rng(trainer.args.seed)
     groups: list[OfflineGroup] = []
     sorted_by_reward = 0
@@ -230,19 +229,18 @@ def _is_sorted(groups: Sequence[OfflineGroup]) -> bool:
     return alike and len({float(of_group[0]) for of_group in known}) > 1
 
 
-def _gathered(session: Session, sources: Sequence[Source], tokens: Tokens, tally: Tally) -> list[Gathered]:
+def _gathered(trainer: Any, tasks: Tasks, sources: Sequence[Source], tokens: Tokens, tally: Tally) -> list[Gathered]:
     """Rows that belong together, if all of them can be used. A row that the trainer could not have made is counted,
     and left out."""
-    trainer = session.trainer
     vocabulary = compat.vocabulary_size(trainer)
     gathered: dict[str, Gathered] = defaultdict(Gathered)
     tasks_of: dict[str, FileTasks] = {}
-    logged = LoggedPrompts(session, tokens)
+    logged = LoggedPrompts(trainer, tasks, tokens)
     for index, source in enumerate(sources):
         metadata = json.dumps(source.metadata, sort_keys=True)
         if metadata not in tasks_of:
-            tasks_of[metadata] = FileTasks(trainer, session.components.tasks, source.metadata)
-        tasks = tasks_of[metadata]
+            tasks_of[metadata] = FileTasks(trainer, tasks, source.metadata)
+        of_file = tasks_of[metadata]
         same_tokenizer = source.metadata.get(FINGERPRINT) in (None, compat.tokenizer_fingerprint(trainer))
         for number, given in enumerate(source.rows):
             label = f"Row {number} of {source.name}"
@@ -250,7 +248,7 @@ def _gathered(session: Session, sources: Sequence[Source], tokens: Tokens, tally
             one = Gathered()
             try:
                 row = logged.restored(row) if source.logged else row
-                task, group = tasks.of(row), row.get("group")
+                task, group = of_file.of(row), row.get("group")
                 key = [task, row["prompt"]] if group is None else [f"file {index}", group]
                 one = gathered[json.dumps(key, sort_keys=True, default=str)]
                 _refuse_failed(row, trainer)
@@ -263,7 +261,7 @@ def _gathered(session: Session, sources: Sequence[Source], tokens: Tokens, tally
                 raise ReplayError(f"{label}, with the prompt {row['prompt']!r}, has no tokens.")
             if group is not None and one.members:
                 _refuse_another_task(row, one.members[0].row, label)
-            one.members.append(Member(label, row, tasks, task, prompt, completion, fields))
+            one.members.append(Member(label, row, of_file, task, prompt, completion, fields))
     return list(gathered.values())
 
 

@@ -13,7 +13,6 @@ from accelerate.utils import tqdm
 from .. import compat
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ReplayError
-from ..session import Session
 from .reader import Member, OfflineGroup
 from .tokens import cleaned, has_turns
 
@@ -35,30 +34,28 @@ class AsGenerated:
     completion_ids: list[list[int]]
 
 
-def scored(session: Session, groups: Sequence[OfflineGroup], source: str) -> list[OfflineGroup]:
+def scored(trainer: Any, groups: Sequence[OfflineGroup], source: str, ranks: int) -> list[OfflineGroup]:
     """Return the groups with the rewards of those that have none. Each rank computes its part; call it on all ranks,
     with the same groups.
 
     Raises:
         ReplayError: A row can't be scored: names it; or a reward function fails.
     """
-    trainer = session.trainer
     made = list(groups)
     waiting = [number for number, group in enumerate(groups) if group.unscored]
     if not waiting:
         return made
     _refuse_foreign_rewards(trainer, groups[waiting[0]].unscored[0])
-    size = session.components.num_generations
-    ranks = session.components.processes
+    size = trainer.num_generations
     most = max(compat.local_rows(trainer) // size, 1) * ranks  # groups that all ranks score at once
     with tqdm(total=len(waiting), desc="Rewards of a file's groups", disable=trainer.args.disable_tqdm) as bar:
         for start in range(0, len(waiting), most):
             numbers = waiting[start : start + most]
             filled = numbers + numbers[-1:] * (-len(numbers) % ranks)  # all ranks gather as many rows
             part = len(filled) // ranks
-            first = session.communicator.rank * part
+            first = int(trainer.accelerator.process_index) * part
             mine = [groups[number] for number in filled[first : first + part]]
-            rewards = _rewards(session, mine, source).view(len(filled), size, -1)
+            rewards = _rewards(trainer, mine, source, ranks == 1).view(len(filled), size, -1)
             for number, of_group in zip(numbers, rewards.double().cpu().numpy(), strict=False):
                 made[number] = replace(groups[number], rewards=of_group, unscored=())
             bar.update(len(numbers))
@@ -80,10 +77,8 @@ def _refuse_foreign_rewards(trainer: Any, member: Member) -> None:
         raise ReplayError(f"{member.label} has no reward, or is to be scored anew, and can't be: {reason}.")
 
 
-def _rewards(session: Session, groups: Sequence[OfflineGroup], source: str) -> torch.Tensor:
+def _rewards(trainer: Any, groups: Sequence[OfflineGroup], source: str, alone: bool) -> torch.Tensor:
     """`(rows of all ranks, functions)`: NaN for None."""
-    trainer = session.trainer
-    alone = session.components.processes == 1
     made: list[AsGenerated] = []
     run_on_all_ranks(lambda: made.append(_as_generated(trainer, groups)), ReplayError, alone)
     (rows,) = made

@@ -23,7 +23,7 @@ from ..registry import Plugin
 from ..specs import Kind
 from ..strategies.scopes import ProcessScope
 from ..strategies.treatments import treatments
-from .components import Components
+from .components import Components, OfLoss
 from .rehearsal import Rehearsal, rehearse
 from .settings import Settings
 
@@ -31,12 +31,13 @@ CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer",
 """Kinds of strategies that are called as functions."""
 
 
-def assemble(trainer: Any, settings: Settings) -> Components:
+def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
     """Build a session's components from its settings.
 
     Args:
         trainer (`trl.GRPOTrainer`): Only read.
         settings ([`Settings`]): What it shall be.
+        loss ([`OfLoss`]): What the trainer's loss asks for.
 
     Raises:
         ReplayError: A strategy can't be made, or not be used with this trainer.
@@ -54,7 +55,8 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     scope = _scope(trainer, settings)
     made = {kind: strategies[kind].make() for kind in CALLED}
     room = room_in(trainer, settings, scope)
-    _refuse_inexact_token_weights(trainer, settings, made["correction"])
+    if not loss.token_weights:
+        _refuse_inexact_token_weights(trainer, settings, made["correction"])
     weigh = _weights(settings, made)
     size = trainer.num_generations
     functions = len(trainer.reward_func_names)
@@ -62,13 +64,11 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     mixes_rows = not getattr(made["mixer"], "takes_whole_groups", False)
     records = _records(settings, made["selector"])
     if room.groups:
-        weighs_tokens = compat.allows_token_weights(trainer)
-        stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device, weighs_tokens)
+        stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device, loss.token_weights)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
     success = Success(config.replay_pass_reward, rewards_in_words(trainer, counting))
     by_setting = treatments(config.replay_unfilled, config.replay_kl, success)
     hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
-    beside_the_tap = compat.has_other_loss_path(trainer)
     rules = Rules(
         hooks=hooks,
         limiter=RateLimiter(
@@ -80,7 +80,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         retire_passes=config.replay_retire_passes,
         weigh=weigh,
         draws_same_prompt=_draws_same_prompt(settings, made["sampler"]),
-        masks_rows=not beside_the_tap,
+        masks_rows=not loss.beside_the_tap,
         drops=_all_say(_objects(settings, "rank") or [made["evictor"]], "drops"),
         stateful={kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)},
     )
@@ -90,25 +90,30 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     buffer.table.reward_weights = buffer.setup.weights
     buffer.table.counting = counting
     return Components(
+        settings=settings,
         buffer=buffer,
         scope=scope,
         hooks=hooks,
-        gates=Gates(
-            config.replay_weight,
-            config.replay_max_weight,
-            sequence_level=trainer.args.importance_sampling_level == "sequence",
-        ),
-        bounds=Bounds(compat.loss_form(trainer)),
         fields=fields,
         tasks=tasks,
         num_generations=size,
-        pad_to_multiple_of=trainer.pad_to_multiple_of,
-        token_weights=compat.allows_token_weights(trainer),
-        beside_the_tap=beside_the_tap,
+        loss=loss,
         mixes_rows=mixes_rows,
         forwards_to_record=records,
         processes=trainer.accelerator.num_processes,
         success=success,
+    )
+
+
+def of_loss(trainer: Any, settings: Settings) -> OfLoss:
+    """What a GRPOTrainer's loss asks for."""
+    form = compat.loss_form(trainer)
+    return OfLoss(
+        Gates(settings.config.replay_weight, settings.config.replay_max_weight, form.sequence_level),
+        Bounds(form),
+        compat.allows_token_weights(trainer),
+        trainer.pad_to_multiple_of,
+        compat.has_other_loss_path(trainer),
     )
 
 
@@ -154,7 +159,7 @@ def rewards_in_words(trainer: Any, counting: int | None) -> str:
 def exchange_scope(trainer: Any, settings: Settings, components: Components) -> None:
     """Put the scope that these settings name in the place of the one that was chosen at first, with the room and the
     generators that go with it. The buffer must be empty, and the same is done on every process."""
-    components.scope = _scope(trainer, settings)
+    components.settings, components.scope = settings, _scope(trainer, settings)
     room = room_in(trainer, settings, components.scope)
     components.buffer.resize(room.groups, room.nbytes, room.seed)
 
@@ -214,25 +219,22 @@ def _records(settings: Settings, selector: Any) -> bool:
     return not _all_say(_objects(settings, "select") or [selector], "only_dead")
 
 
-def idle_components() -> Components:
+def idle_components(settings: Settings) -> Components:
     """Build the components of a disabled session: an empty buffer without room, and no plugins."""
     hooks = CheckedHooks([], {}, {})
     return Components(
+        settings=settings,
         buffer=ReplayBuffer(0, Rules(hooks)),
         scope=ProcessScope(None),
         hooks=hooks,
-        gates=Gates(),
-        bounds=Bounds(),
         fields=FieldTable(0),
         tasks=Tasks(),
         num_generations=1,
-        token_weights=False,
-        beside_the_tap=False,
     )
 
 
 def _refuse_inexact_token_weights(trainer: Any, settings: Settings, correction: Any) -> None:
-    if not getattr(correction, "token_weights", False) or compat.allows_token_weights(trainer):
+    if not getattr(correction, "token_weights", False):
         return
     raise ConfigurationError(
         f"replay_correction={settings.label('correction')!r} weighs single tokens, which is exact only with "

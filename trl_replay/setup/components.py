@@ -16,6 +16,27 @@ from ..hooks import CheckedHooks
 from ..loss.bounds import Bounds
 from ..loss.gates import Gates
 from ..protocols import Scope
+from .settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class OfLoss:
+    """What the trainer's loss asks for, of a trainer that composes batches.
+
+    Attributes:
+        gates ([`Gates`]): What replayed rows must pass there.
+        bounds ([`Bounds`]): What no replayed row can pass.
+        token_weights (`bool`): Whether a correction may give one weight a token.
+        pad_to_multiple_of (`int`, *optional*): The trainer's, of a composed batch's widths.
+        beside_the_tap (`bool`): Whether the loss does not call the log-prob method, so that every batch gets a no-grad
+            forward for its log-probs, and no row can be masked.
+    """
+
+    gates: Gates = field(default_factory=Gates)
+    bounds: Bounds = field(default_factory=Bounds)
+    token_weights: bool = True
+    pad_to_multiple_of: int | None = None
+    beside_the_tap: bool = False
 
 
 @dataclass(slots=True)
@@ -23,18 +44,14 @@ class Components:
     """The components of one session.
 
     Attributes:
+        settings ([`Settings`]): What the session goes by.
         buffer ([`ReplayBuffer`]): Where groups are kept.
         scope ([`Scope`]): Who shares the buffer.
         hooks ([`CheckedHooks`]): Plugins and strategies.
         fields ([`FieldTable`]): The batch keys that are known.
         tasks ([`Tasks`]): What rows are generated for.
-        gates ([`Gates`]): What replayed rows must pass in the loss.
-        bounds ([`Bounds`]): What no replayed row can pass there.
         num_generations (`int`): Rows of a group.
-        pad_to_multiple_of (`int`, *optional*): The trainer's, of a composed batch's widths.
-        token_weights (`bool`): Whether a correction may give one weight a token.
-        beside_the_tap (`bool`): Whether the loss does not call the log-prob method, so that every batch gets a no-grad
-            forward for its log-probs, and no row can be masked.
+        loss ([`OfLoss`]): What its loss asks for.
         mixes_rows (`bool`): Whether the configured mixer may put stored rows beside fresh ones in a group.
         forwards_to_record (`bool`): Whether every fresh batch gets a no-grad forward for its log-probs, which are
             stored and never trained on.
@@ -43,17 +60,14 @@ class Components:
         errors ([`KeptErrors`]): What failed here, until all processes hear of it.
     """
 
+    settings: Settings
     buffer: ReplayBuffer
     scope: Scope
     hooks: CheckedHooks
     fields: FieldTable
     tasks: Tasks
-    gates: Gates
-    bounds: Bounds
     num_generations: int
-    token_weights: bool
-    beside_the_tap: bool
-    pad_to_multiple_of: int | None = None
+    loss: OfLoss = field(default_factory=OfLoss)
     mixes_rows: bool = False
     forwards_to_record: bool = False
     processes: int = 1
@@ -66,7 +80,7 @@ class Components:
     def correct(self, rows: ReplayedRows) -> Corrected:
         """Return what the correction gives replayed rows, within bounds and gates."""
         corrected = self.hooks.correct(rows, self.buffer.local_context())
-        return self.gates(rows, self.bounds(rows, corrected))
+        return self.loss.gates(rows, self.loss.bounds(rows, corrected))
 
     def weight_before_the_loss(self, age: int, chance: float) -> float:
         """Return the loss weight that the correction gives a row of which no log-probs are known yet.

@@ -32,7 +32,7 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     reasons += _without_effect_on_kl(trainer, settings)
     if settings.iterates:
         reasons += _without_iterations(trainer, settings, components)
-    if components.beside_the_tap:
+    if components.loss.beside_the_tap:
         reasons += _beside_the_tap(settings)
     if compat.is_unsloth(trainer):
         reasons += _untested_with_unsloth(trainer)
@@ -265,7 +265,7 @@ def _generates_again(trainer: Any, settings: Settings) -> Iterator[str]:
     if settings.config.replay_warm_start is None:
         yield (
             "replay_preset='second_run' trains on the completions of a file, and replay_warm_start is not set: name "
-            "the file, or call session.buffer.add(...) before training begins."
+            "the file, or call session.add(...) before training begins."
         )
     steps, iterations = trainer.args.max_steps, trainer.num_iterations
     updates = iterations * trainer.args.steps_per_generation // trainer.args.gradient_accumulation_steps

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..batch.candidates import PendingGroups
 
-SAVED = ("collected_at", "unfinished", "warmed", "settled")
+SAVED = ("collected_at", "unfinished", "settled")
 """Attributes of [`StepCarry`] that a checkpoint keeps."""
 
 
@@ -20,7 +20,6 @@ class StepCarry:
         pending ([`PendingGroups`], *optional*): The last batch's candidates; None if they have settled.
         collected_at (`int`, *optional*): Update at which candidates were last collected.
         unfinished (`bool`): Whether a batch was scored since training last ended.
-        warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
         settled (`dict[str, float]`): What further iterations have counted since the batch was generated, on all
             processes: the next batch's metrics tell it.
     """
@@ -28,7 +27,6 @@ class StepCarry:
     pending: PendingGroups | None = None
     collected_at: int | None = None
     unfinished: bool = False
-    warmed: bool = False
     settled: dict[str, float] = field(default_factory=dict)
 
     def take(self) -> PendingGroups | None:

@@ -54,7 +54,7 @@ class Decisions:
         self._success = components.success
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
-        self._beside_the_tap = components.beside_the_tap
+        self._beside_the_tap = components.loss.beside_the_tap
         self.mixing = Mixing(components, settings)
         self._judge = Judging(components, settings, self.mixing)
         self._handshake = handshake

@@ -179,7 +179,7 @@ class Mixing:
 
     def __init__(self, components: Components, settings: Settings) -> None:
         self._hooks = components.hooks
-        self._beside_the_tap = components.beside_the_tap
+        self._beside_the_tap = components.loss.beside_the_tap
         self._context = components.buffer.context
         self._settings = settings
 

@@ -71,7 +71,7 @@ def compose_batch(
     replayed = rows.placements(decision, table, components.buffer.clock.update, payload)
     placements = replayed + _copies(fresh, plan, components)
     batch = with_stored_fields(fresh.batch, fields, placements)
-    composed = compose(batch, fields, placements, components.pad_to_multiple_of)
+    composed = compose(batch, fields, placements, components.loss.pad_to_multiple_of)
     own = plan.column(table.row_advantage, fresh.groups.advantages)
     changed = rows.of_here(plan.advantages != own)
     return _with_advantages(composed, rows.of_here(plan.advantages), changed), replayed

@@ -5,26 +5,24 @@ from __future__ import annotations
 import warnings
 import weakref
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NoReturn
 
 from .. import compat
-from ..asynchronous.session import make_session
+from ..asynchronous.session import AsyncSession, make_session
 from ..errors import AttachError, ConfigurationError
-from ..offline import prefill
-from ..offline.export import export, read_entry
+from ..offline.files import Files
 from ..session import Session
-from ..setup.assembly import assemble, idle_components
+from ..setup.assembly import assemble, idle_components, of_loss
 from ..setup.config import ReplayConfig
 from ..setup.preflight import misgivings, preflight
 from ..setup.settings import choose_scope_of, resolve
 from .layout_probe import check_layout
-from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
+from .seam import AnySession, leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
-_sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakKeyDictionary[Any, AnySession] = weakref.WeakKeyDictionary()
 
 
-def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Session:
+def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> AnySession:
     """Attach a replay buffer to a stock `trl.GRPOTrainer`, or to TRL's `AsyncGRPOTrainer`. The trainer then replays
     in every `train()` until `detach`.
 
@@ -66,19 +64,19 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     in_force = resolve(config)
     if in_force.acts and compat.is_asynchronous(trainer):
         return _begin_queue(trainer, make_session(trainer, in_force))
-    components = idle_components()
+    components = idle_components(in_force)
     if in_force.acts:
         compat.check_release()
         compat.check_contract(trainer)
         in_force = choose_scope_of(trainer, in_force)
         refuse_foreign_overrides(trainer, in_force.iterates)
-        components = assemble(trainer, in_force)
+        components = assemble(trainer, in_force, of_loss(trainer, in_force))
         preflight(trainer, in_force, components)
         check_layout(trainer)
         for text in misgivings(trainer, in_force, components):
             warnings.warn(text, stacklevel=2)
     session = Session(trainer, in_force, components)
-    session.exporter = export
+    session.files = Files(lambda: session.trainer, components, session.roll_call)
     if session.enabled:
         _begin(trainer, session)
     else:
@@ -87,7 +85,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     return session
 
 
-def _begin_queue(trainer: Any, session: Session) -> Session:
+def _begin_queue(trainer: Any, session: AsyncSession) -> AsyncSession:
     """Begin a session of an asynchronous trainer, whose dataset takes its queue when training begins.
 
     Raises:
@@ -96,15 +94,13 @@ def _begin_queue(trainer: Any, session: Session) -> Session:
     if trainer.is_in_train:
         raise AttachError("Attach to an AsyncGRPOTrainer before train(): its dataset has taken its queue by now.")
     refuse_foreign_overrides(trainer, False)
-    session.exporter = export
+    session.files = Files(lambda: session.trainer, session.components, session.roll_call)
     _begin(trainer, session)
     return session
 
 
-def _begin(trainer: Any, session: Session) -> None:
+def _begin(trainer: Any, session: AnySession) -> None:
     """Put the seam on, and tell the plugins; after an error the trainer is as it was."""
-    session.buffer.adder = session.buffer.adder or partial(prefill.add, session)
-    session.buffer.reader = lambda serial: read_entry(serial, session.buffer, session.trainer)
     put_on(trainer, session)
     _sessions[trainer] = session
     try:
@@ -157,14 +153,14 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
     return Attached(trainer, attach(trainer, config, **settings))
 
 
-class Attached(AbstractContextManager[Session]):
+class Attached(AbstractContextManager[AnySession]):
     """The block of `attached`."""
 
-    def __init__(self, trainer: Any, session: Session) -> None:
+    def __init__(self, trainer: Any, session: AnySession) -> None:
         self._trainer = trainer
         self._session = session
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> AnySession:
         return self._session
 
     def __exit__(self, *raised: object) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..advice.rules import healthy_before
+from ..asynchronous.session import AsyncSession
 from ..checkpoint.discovery import numbered_checkpoints
 from ..errors import SeamError
-from ..offline.prefill import begin
 from ..session import Session
 from .trackers import write_settings
 
@@ -26,7 +26,7 @@ class ReplayCallback(TrainerCallback):
         take_off (`Callable`): Takes the seam off a trainer, and with it this callback.
     """
 
-    def __init__(self, session: Session, take_off: Callable[[Any, Session], None]) -> None:
+    def __init__(self, session: Session | AsyncSession, take_off: Callable[[Any, Any], None]) -> None:
         self.session = session
         self._take_off = take_off
         self._trackers_told = False
@@ -35,8 +35,7 @@ class ReplayCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Weights may have been loaded since: rows noted before are not recorded any more. The buffer is filled once
-        from the file that is to start it, with the model in its place.
+        """Training begins.
 
         Raises:
             SeamError: Another trainer is training, which has this one's callbacks.
@@ -46,14 +45,8 @@ class ReplayCallback(TrainerCallback):
                 "A copy of the trainer that replay is attached to is training: it has the callbacks and the methods "
                 "of the original, which would train with the original's model. Detach before you copy."
             )
-        self.session.tap.forget()
-        self.session.met = False
-        if self.session.has_other_reference():  # also if an engine has only now sharded it
-            self.session.forget_reference()
         self._trackers_told = False
-        self.session.buffer.clock.planned = state.max_steps
-        self.session.meet()
-        begin(self.session)
+        self.session.begin_training(state.max_steps)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

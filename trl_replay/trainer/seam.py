@@ -6,7 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -21,6 +21,7 @@ from ..loss.micro_batch import ROWS
 from ..session import Session
 from .callback import ReplayCallback
 
+AnySession: TypeAlias = Session | AsyncSession
 COPIED = "__getstate__"
 """Methods that `copy` and `pickle` ask an instance for: a copy would train with this trainer's model."""
 
@@ -29,7 +30,7 @@ class SeamFunction:
     """Stands on the trainer in a method's place: looks the class's method up when called, and knows its
     session."""
 
-    def __init__(self, trainer: Any, name: str, session: Session, around: Callable[..., Any]) -> None:
+    def __init__(self, trainer: Any, name: str, session: AnySession, around: Callable[..., Any]) -> None:
         self._trainer = weakref.ref(trainer)
         self._around = around
         self.name = name
@@ -54,20 +55,16 @@ def _refuse_copies() -> NoReturn:
     )
 
 
-def put_on(trainer: Any, session: Session) -> None:
+def put_on(trainer: Any, session: AnySession) -> None:
     """Put the seam on: wrapped methods, a callback, and a column in the table of completions."""
     for name in compat.seam(trainer, session.iterates):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     trainer.__dict__[COPIED] = _refuse_copies
-    if isinstance(session, AsyncSession):
-        if session.queue is not None:
-            setattr(trainer, compat.QUEUE, session.queue)
-    else:
-        completions_table.begin(trainer)
+    session.put_on(trainer)
     trainer.add_callback(ReplayCallback(session, take_off))
 
 
-def leave(trainer: Any, session: Session) -> None:
+def leave(trainer: Any, session: AnySession) -> None:
     """Take the seam off, once no batch is being scored; in the midst of training on several processes, let it do so
     itself.
 
@@ -75,7 +72,7 @@ def leave(trainer: Any, session: Session) -> None:
     the present generation batch is trained on as it was composed, and at the next one, or at the end of training, the
     processes tell each other that they have left.
     """
-    if session.judge.rewards is not None:
+    if session.scoring:
         return  # `_score` comes back to it at its end
     if session.components.processes > 1 and trainer.is_in_train:
         completions_table.end(trainer)
@@ -83,15 +80,9 @@ def leave(trainer: Any, session: Session) -> None:
         take_off(trainer, session)
 
 
-def take_off(trainer: Any, session: Session) -> None:
+def take_off(trainer: Any, session: AnySession) -> None:
     """Take the seam off: the trainer's methods are its class's."""
-    session.template = None  # not before: where other ranks go on, this one comes to their iterations
-    if isinstance(session, AsyncSession):
-        if session.queue is not None:
-            setattr(trainer, compat.QUEUE, session.queue.inner)
-    else:
-        _forget_buffered(trainer, session.components.processes > 1)
-        completions_table.end(trainer)
+    session.take_off(trainer)
     for name in compat.seam(trainer, session.iterates):
         if _is_ours(trainer.__dict__.get(name), session):
             del trainer.__dict__[name]
@@ -126,7 +117,7 @@ def refuse_foreign_overrides(trainer: Any, iterates: bool) -> None:
             )
 
 
-def refuse_patches_on_top(trainer: Any, session: Session) -> None:
+def refuse_patches_on_top(trainer: Any, session: AnySession) -> None:
     """Refuse to take the seam off where something else stands in its place by now.
 
     Raises:
@@ -261,8 +252,8 @@ def _generate_for_resuming(session: Session, trainer: Any, stock: Callable[..., 
     compat.training_metrics(trainer).update(logged)
 
 
-def _save(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with session.saving() if isinstance(session, AsyncSession) else nullcontext():
+def _save(session: AnySession, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with session.saving():
         return saving.save(session, trainer, stock, *args, **kwargs)
 
 
@@ -280,20 +271,8 @@ _AROUND: dict[str, Callable[..., Any]] = {
 }
 
 
-def _is_ours(found: Any, session: Session) -> bool:
+def _is_ours(found: Any, session: AnySession) -> bool:
     return isinstance(found, SeamFunction) and found.session is session
-
-
-def _forget_buffered(trainer: Any, several: bool) -> None:
-    """Replayed rows left in the trainer's buffer can't be trained on without the tap: stock scores a new batch
-    instead. Of `several` processes all do, whichever has such rows: they generate together or not at all."""
-    buffered = getattr(trainer, compat.BUFFERED, None) or []
-    ours = [micro for micro in buffered if ROWS in micro]
-    if any(several or bool(micro[ROWS][:, 1].any()) for micro in ours):
-        setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
-    for micro in ours:
-        del micro[ROWS]
-        micro.update(unsloth.packed(trainer, micro))
 
 
 def _origin(found: Any) -> str:

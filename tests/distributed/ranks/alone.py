@@ -252,7 +252,7 @@ def adding(case: Case, ranks: tuple[int, ...] = (0,), differ: bool = False) -> d
     rows = TEACHER
     if differ and RANK == 1:
         rows = [*TEACHER, *({**row, "prompt": "3-1="} for row in TEACHER)]
-    return case.at(2, lambda: case.session.buffer.add(rows), ranks).train()
+    return case.at(2, lambda: case.session.add(rows), ranks).train()
 
 
 def adding_too_many(case: Case) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def adding_too_many(case: Case) -> dict[str, Any]:
 
     def add() -> list[float]:
         with mock.patch.object(compat, "with_old_logps", side_effect=compat.with_old_logps) as computed:
-            case.session.buffer.add(rows)
+            case.session.add(rows)
         forwards.append(computed.call_count)
         return case.session.buffer.table.row_logp.ravel().tolist()  # type: ignore[no-any-return]
 

@@ -298,7 +298,7 @@ class Cases:
         trainer = build_from(self.folder / case, nothing, model=str(path), trainer_class=Spy)
         session = trl_replay.attach(trainer, replay_scope="gathered")
         try:
-            told = str(session.buffer.add(TEACHER))
+            told = str(session.add(TEACHER))
         except trl_replay.ReplayError as error:
             told = str(error)
         write({"told": told}, self.folder, case)

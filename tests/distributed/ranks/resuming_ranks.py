@@ -167,10 +167,10 @@ def files(folder: Path, scope: str) -> dict[str, Any]:
     torch.distributed.barrier()
     trainer = build(folder, max_steps=4, save_strategy="no")
     other = trl_replay.attach(trainer, replay_scope=scope, replay_buffer_size=50)
-    added = [other.buffer.add(part) for part in sorted(folder.glob(f"{scope}*.parquet"))]
+    added = [other.add(part) for part in sorted(folder.glob(f"{scope}*.parquet"))]
     taken = hashes(other)
     other.buffer.clear()
-    added.append(other.buffer.add(TEACHER))
+    added.append(other.add(TEACHER))
     trainer.train()
     return {
         "path": path.name,
@@ -197,7 +197,7 @@ def scored(folder: Path, failing: int = -1) -> dict[str, Any]:
 
     trainer.reward_funcs, trainer.reward_func_names = [graded], ["graded"]
     session = trl_replay.attach(trainer, replay_scope="gathered")
-    session.buffer.add([{"prompt": f"{n}=", "completion": text} for n in range(1, 8) for text in "2345"])
+    session.add([{"prompt": f"{n}=", "completion": text} for n in range(1, 8) for text in "2345"])
     return {"seen": seen, "rewards": session.buffer.table.row_reward.tolist()}
 
 
