@@ -215,7 +215,7 @@ class Session:
         self.roll_call.for_training()
         self.files.warm_start()
 
-    def abstain(self, count: int, at_end: bool = False) -> None:
+    def skip_batch(self, count: int, at_end: bool = False) -> None:
         """A generation batch of `count` rows that replay leaves as it is. The other processes must hear of it, or they
         would wait for this one.
 
@@ -233,10 +233,10 @@ class Session:
         self.roll_call.for_training()
         rows = self.communicator.share(None, count, None)
         if self.rounds is not None and not at_end:
-            self.rounds.abstain(self.mode)
+            self.rounds.skip_batch(self.mode)
         self.communicator.agree(rows, Decision, mode=self.mode)
 
-    def let_go(self) -> None:
+    def mark_detached(self) -> None:
         """Detached: nothing more is recorded, and what was taken off the trainer for the next batch is forgotten."""
         self.detached = True
         self.tap.forget()
@@ -354,7 +354,7 @@ class Session:
         """
         rows = template.fresh.rows
         if self.mode != RUNS:
-            self.abstain(rows.count, at_end=True)
+            self.skip_batch(rows.count, at_end=True)
             self.tap.expect_again(template.expected)
             return None
         fresh = template.fresh
@@ -402,7 +402,7 @@ class Session:
         self.roll_call("end", "the end of training")
         count = compat.local_rows(self.trainer)
         if self.detached:
-            self.abstain(count, at_end=True)
+            self.skip_batch(count, at_end=True)
             return
         pending, rows = self._share(None, count)
         agreed = self.communicator.agree(rows, partial(self._settle, rows, pending), serials_of(pending))

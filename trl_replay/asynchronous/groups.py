@@ -18,7 +18,7 @@ from ..data.types import Floats, Group, Groups, Ints
 
 
 @dataclass(slots=True, eq=False)
-class Arriving:
+class OpenGroup:
     """A group whose samples are coming.
 
     Attributes:
@@ -35,7 +35,7 @@ class Arriving:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SampleReader:
     """The rule by which samples are read.
 
     Attributes:
@@ -64,7 +64,7 @@ class Reading:
         """Tell whether a group of these samples, and of any further ones, is live: one with a trained token has an
         advantage and, where one reward counts, its values differ."""
         alike = self.counting is not None and have_equal_rewards(self._column(samples, self.counting), np.ones(1))[0]
-        return teach(samples) and not alike
+        return can_train(samples) and not alike
 
     def is_whole(self, samples: Sequence[Any]) -> bool:
         """Tell whether these are samples of as many completions as a group has; further forks may come."""
@@ -74,7 +74,7 @@ class Reading:
         """Tell whether a group is dead, all of whose samples are there: one that the reward that counts does not score
         is judged by its advantages."""
         unscored = self.counting is not None and np.isnan(self._column(samples, self.counting)).all()
-        return not (teach(samples) if unscored else self.are_live(samples))
+        return not (can_train(samples) if unscored else self.are_live(samples))
 
     def _column(self, samples: Sequence[Any], function: int) -> Floats:
         """`(1, samples, 1)`: the rewards of one function."""
@@ -125,7 +125,7 @@ class Reading:
         return with_rewards(cut_samples(samples, self.logps_dtype), np.array(rewards))
 
 
-def teach(samples: Sequence[Any]) -> bool:
+def can_train(samples: Sequence[Any]) -> bool:
     """Tell whether a sample with a trained token has an advantage."""
     return any(
         not is_rounding_error(

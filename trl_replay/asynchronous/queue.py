@@ -23,7 +23,7 @@ from ..data.counters import COUNTERS, Tally
 from ..data.types import NONE, Floats, Groups, Ints
 from ..serialization.samples import decoded, encoded
 from ..setup.components import Components
-from .groups import Arriving, Reading, teach
+from .groups import OpenGroup, SampleReader, can_train
 from .view import TrainerView
 
 GRACE, GAP = 0.05, 0.3
@@ -42,19 +42,19 @@ COUNTS = ("dropped", "waited", "in_a_row", "next_id")
 
 
 @dataclass(slots=True, eq=False)
-class Handed:
+class QueuedSample:
     """A sample on its way to the trainer.
 
     Attributes:
         sample (`Any`): TRL's sample.
         serial (`int`): Of its group, or of the entry that it is of; -1 where nothing is decided about it.
-        group ([`Arriving`], *optional*): What it waits for the verdict on; None if it passes.
+        group ([`OpenGroup`], *optional*): What it waits for the verdict on; None if it passes.
         replayed (`bool`): From the buffer: it gets the present version.
     """
 
     sample: Any
     serial: int = -1
-    group: Arriving | None = None
+    group: OpenGroup | None = None
     replayed: bool = False
 
 
@@ -65,7 +65,7 @@ class ReplayQueue:
         inner (`Any`): The worker's queue.
         view ([`TrainerView`]): The trainer.
         components ([`Components`]): The buffer, and what its session is made of.
-        reading ([`Reading`]): How samples are read.
+        reading ([`SampleReader`]): How samples are read.
 
     Attributes:
         paused, detached (`bool`): Whether its session is: samples pass as they come.
@@ -77,7 +77,7 @@ class ReplayQueue:
         scored (`list`): Of each group since then, its rewards `(G, functions)`.
     """
 
-    def __init__(self, inner: Any, view: TrainerView, components: Components, reading: Reading) -> None:
+    def __init__(self, inner: Any, view: TrainerView, components: Components, reading: SampleReader) -> None:
         self.inner = inner
         self.window: Counter[str] = Counter()
         self.scored: list[Floats] = []
@@ -91,9 +91,9 @@ class ReplayQueue:
         self._clock = components.buffer.clock
         self._config = components.settings.config
         self._dry = self._config.replay_dry_run
-        self._line: deque[Handed] = deque()
-        self._given: deque[Handed] = deque()
-        self._open: dict[int, Arriving] = {}
+        self._line: deque[QueuedSample] = deque()
+        self._given: deque[QueuedSample] = deque()
+        self._open: dict[int, OpenGroup] = {}
         self._known: dict[int, bool] = {}  # by id: whether the group was dropped
         self.in_a_row = 0
         self.next_id = -1
@@ -179,14 +179,14 @@ class ReplayQueue:
         if not self._decides:
             self._remember(number, dropped=False)
         if number in self._known:  # it passes, unless its group was dropped and it has nothing to train on either
-            if not self._known[number] or teach([sample]):
-                self._line.append(Handed(sample))
+            if not self._known[number] or can_train([sample]):
+                self._line.append(QueuedSample(sample))
             return
         group = self._open.get(number)
         if group is None:
-            group = self._open[number] = Arriving(number, self._buffer.take_serials(1)[0])
+            group = self._open[number] = OpenGroup(number, self._buffer.take_serials(1)[0])
         group.rows.append(sample)
-        self._line.append(Handed(sample, group.serial, group))
+        self._line.append(QueuedSample(sample, group.serial, group))
         group.live = group.live or self._reading.are_live(group.rows)
         self._close(lambda rows: rows is not group.rows and self._reading.is_whole(rows))
         first = next(iter(self._open.values()))
@@ -213,7 +213,7 @@ class ReplayQueue:
             self._judge(group)
         return bool(closing)
 
-    def _judge(self, group: Arriving) -> None:
+    def _judge(self, group: OpenGroup) -> None:
         """Decide about a complete group: it passes and is stored, or it is dropped and another one takes its place."""
         del self._open[group.id]
         payload = self._reading.payload(group.rows)
@@ -239,9 +239,9 @@ class ReplayQueue:
             self._view.trained.add(group.id)
         self._replace(group, drawn or [] if drops else None)
 
-    def _replace(self, group: Arriving, by: list[Handed] | None) -> None:
+    def _replace(self, group: OpenGroup, by: list[QueuedSample] | None) -> None:
         """Let a group's samples pass, or put others in their place."""
-        line: deque[Handed] = deque()
+        line: deque[QueuedSample] = deque()
         for handed in self._line:
             if handed.group is not group:
                 line.append(handed)
@@ -253,7 +253,7 @@ class ReplayQueue:
                 by = []
         self._line = line
 
-    def _store(self, group: Arriving, view: Groups, payload: Any, solved: Ints, tally: Tally) -> None:
+    def _store(self, group: OpenGroup, view: Groups, payload: Any, solved: Ints, tally: Tally) -> None:
         if self._buffer.capacity:
             newcomer = Newcomer(group.serial, payload.nbytes, HELD, payload=payload)
             self._buffer.extend(view, [newcomer], tally, solved)
@@ -263,7 +263,7 @@ class ReplayQueue:
         behind = max(self._version - int(sample.model_version), 0) * int(self._view.args.weight_sync_steps)
         return max(self._synced_at - behind, 0)
 
-    def _draw(self, slot: Groups | None) -> list[Handed] | None:
+    def _draw(self, slot: Groups | None) -> list[QueuedSample] | None:
         """A stored group's samples; None where nothing may be replayed. Of a dry run it is only counted."""
         if not self._buffer.capacity:
             return None
@@ -287,7 +287,7 @@ class ReplayQueue:
         finally:
             self._count(tally)
 
-    def _take(self, entry: int, chance: float) -> list[Handed]:
+    def _take(self, entry: int, chance: float) -> list[QueuedSample]:
         """The samples of an entry, weighed."""
         table = self._buffer.table
         serial = int(table.serial[entry])
@@ -296,7 +296,7 @@ class ReplayQueue:
         weight = self._config.replay_weight * self._components.weight_before_the_loss(age, chance)
         samples = samples_of(group, table.row_masked[entry].tolist(), weight)
         self.next_id -= 1
-        return [Handed(replace(one, group_id=self.next_id + 1), serial, replayed=True) for one in samples]
+        return [QueuedSample(replace(one, group_id=self.next_id + 1), serial, replayed=True) for one in samples]
 
     def _may_replay_waiting(self) -> bool:
         """Tell whether a stored group may be handed out because nothing else is there."""
@@ -376,11 +376,11 @@ class ReplayQueue:
         """Take what `state_dict` gave: samples that the trainer had fetched come first again."""
         samples = [decoded(one) for one in state["samples"]]
         self._open = {
-            number: Arriving(number, serial, [samples[row] for row in rows], live)
+            number: OpenGroup(number, serial, [samples[row] for row in rows], live)
             for number, serial, live, rows in state["open"]
         }
         self._line = deque(
-            Handed(samples[row], serial, self._open.get(number), replayed)
+            QueuedSample(samples[row], serial, self._open.get(number), replayed)
             for row, serial, number, replayed in state["handed"]
         )
         self._given.clear()
@@ -403,7 +403,7 @@ class ReplayQueue:
             handed.sample.group_id = numbers.get(number, number)
 
 
-def _each_once(handed: Iterable[Handed], groups: Iterable[Arriving]) -> dict[int, Any]:
+def _each_once(handed: Iterable[QueuedSample], groups: Iterable[OpenGroup]) -> dict[int, Any]:
     """All of these samples, by `id`."""
     samples = {id(one.sample): one.sample for one in handed}
     return samples | {id(row): row for group in groups for row in group.rows}

@@ -29,7 +29,7 @@ from ..setup.components import Components, OfLoss
 from ..setup.config import ReplayConfig
 from ..setup.queue_preflight import queue_preflight
 from ..setup.settings import Settings
-from .groups import Reading
+from .groups import SampleReader
 from .queue import ReplayQueue
 from .view import TrainerView
 
@@ -63,7 +63,7 @@ class AsyncSession:
         self.roll_call = roll_call_of(alone, settings, components.scope)
         self.queue: ReplayQueue | None = None
         if view.accelerator.is_main_process:
-            reading = Reading(
+            reading = SampleReader(
                 view.reward_func_names,
                 self.buffer.table.counting,
                 components.num_generations,
@@ -153,7 +153,7 @@ class AsyncSession:
         if self.queue is not None:
             self.queue.paused = paused
 
-    def let_go(self) -> None:
+    def mark_detached(self) -> None:
         """Detached: samples pass as they come."""
         self.detached = True
         if self.queue is not None:

@@ -40,7 +40,7 @@ def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Gr
     return replace(group, tensors={**group.tensors, key: kept})
 
 
-def named_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]) -> NDArray[Any]:
+def reordered_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]) -> NDArray[Any]:
     """Raw rewards, `(…, functions)`, in the order of other reward functions; NaN for those that did not score. Of
     functions that share a name, the first goes with the first."""
     if list(then) == list(now):
@@ -56,7 +56,7 @@ def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
     return [(name, names[:place].count(name)) for place, name in enumerate(names)]
 
 
-def with_named_rewards(group: Group, named: Callable[[NDArray[Any]], NDArray[Any]]) -> Group:
+def with_reordered_rewards(group: Group, named: Callable[[NDArray[Any]], NDArray[Any]]) -> Group:
     """The group with its raw rewards as `named` orders them, on the CPU."""
     rewards = group.tensors.get(STORED_REWARDS)
     if rewards is None:

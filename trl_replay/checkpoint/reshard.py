@@ -18,7 +18,7 @@ from .format import RankState
 
 
 @dataclass(frozen=True, slots=True)
-class RankShard:
+class TargetRank:
     """The part of everything that a rank gets.
 
     Attributes:
@@ -36,7 +36,7 @@ class RankShard:
         return self.rank if self.division.replicated else number % self.ranks
 
 
-class Ready(NamedTuple):
+class CompleteCandidate(NamedTuple):
     """A candidate that has all its rows and log-probs: it settles as soon as it is dealt out."""
 
     serial: int
@@ -52,7 +52,7 @@ class Ready(NamedTuple):
 
 
 @dataclass(slots=True)
-class Resharded:
+class RankShare:
     """Everything that a rank gets.
 
     Attributes:
@@ -60,7 +60,7 @@ class Resharded:
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         payload (`Callable`): Yields `(serial, group)`.
         next_serial (`int`): Of the next fresh group.
-        ready (`list[Ready]`): Candidates that this rank's table is offered.
+        ready (`list[CompleteCandidate]`): Candidates that this rank's table is offered.
         dropped (`int`): Candidates that lacked log-probs.
     """
 
@@ -68,18 +68,18 @@ class Resharded:
     keysets: list[frozenset[str]]
     payload: Callable[[], Iterator[tuple[int, Group]]]
     next_serial: int
-    ready: list[Ready]
+    ready: list[CompleteCandidate]
     dropped: int
 
 
-def reshard(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
+def reshard(states: Sequence[RankState], target: TargetRank, fields: FieldTable) -> RankShare:
     """Deal entries in the order of their generation to the ranks in turn, the same way on every rank."""
-    if shard.division.one_buffer:
-        return _reshard_one_buffer(states, shard, fields)
-    return _reshard_private_buffers(states, shard, fields)
+    if target.division.one_buffer:
+        return _reshard_one_buffer(states, target, fields)
+    return _reshard_private_buffers(states, target, fields)
 
 
-def _reshard_private_buffers(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
+def _reshard_private_buffers(states: Sequence[RankState], target: TargetRank, fields: FieldTable) -> RankShare:
     """Buffers that each rank had alone: serial numbers were each one's own, and new ones are given, in the order of
     generation."""
     columns, keysets = _concatenated(states)
@@ -92,8 +92,8 @@ def _reshard_private_buffers(states: Sequence[RankState], shard: RankShard, fiel
     former = list(zip(former_rank, former_serial, strict=True))
     count = len(former)
     columns["serial"] = np.arange(count)
-    columns["owner"] = _owners(count, shard)
-    mine = columns["owner"] == shard.rank
+    columns["owner"] = _owners(count, target)
+    mine = columns["owner"] == target.rank
     wanted = {former[number]: number for number in np.flatnonzero(mine).tolist()}
 
     def payload() -> Iterator[tuple[int, Group]]:
@@ -102,24 +102,24 @@ def _reshard_private_buffers(states: Sequence[RankState], shard: RankShard, fiel
                 if (number, serial) in wanted:
                     yield wanted[number, serial], group
 
-    found: list[Ready | None] = []
+    found: list[CompleteCandidate | None] = []
     for pending in _pending(states):
         for candidate in pending.candidates:
             number = len(found)
-            found.append(_ready(pending, [candidate], count + number, shard.owner(number), fields))
+            found.append(_ready(pending, [candidate], count + number, target.owner(number), fields))
     columns = {name: column[mine] for name, column in columns.items()}
     ready = [one for one in found if one is not None]
-    here = [one for one in ready if one.owner == shard.rank]
-    return Resharded(columns, keysets, payload, count + len(found), here, len(found) - len(ready))
+    here = [one for one in ready if one.owner == target.rank]
+    return RankShare(columns, keysets, payload, count + len(found), here, len(found) - len(ready))
 
 
-def _reshard_one_buffer(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
+def _reshard_one_buffer(states: Sequence[RankState], target: TargetRank, fields: FieldTable) -> RankShare:
     """One buffer of which every rank had the table: serial numbers stay."""
     columns, keysets = _concatenated(states[:1])
     serials = columns["serial"]
-    columns["owner"] = _owners(len(serials), shard)
-    wanted = set(serials[columns["owner"] == shard.rank].tolist())
-    holders = states[:1] if shard.division.replicated else states
+    columns["owner"] = _owners(len(serials), target)
+    wanted = set(serials[columns["owner"] == target.rank].tolist())
+    holders = states[:1] if target.division.replicated else states
 
     def payload() -> Iterator[tuple[int, Group]]:
         for state in holders:
@@ -132,10 +132,10 @@ def _reshard_one_buffer(states: Sequence[RankState], shard: RankShard, fields: F
     found = []
     for number, parts in enumerate(zip(*(of_rank.candidates for of_rank in pending), strict=True)):
         with_rows = [part for part in parts if part.group is not None]
-        found.append(_ready(pending[0], with_rows, parts[0].serial, shard.owner(number), fields))
+        found.append(_ready(pending[0], with_rows, parts[0].serial, target.owner(number), fields))
     ready = [one for one in found if one is not None]
     left = sum(len(of_rank.candidates) for of_rank in pending)
-    return Resharded(columns, keysets, payload, next_serial + left, ready, len(found) - len(ready))
+    return RankShare(columns, keysets, payload, next_serial + left, ready, len(found) - len(ready))
 
 
 def _concatenated(states: Sequence[RankState]) -> tuple[Columns, list[frozenset[str]]]:
@@ -154,8 +154,8 @@ def _concatenated(states: Sequence[RankState]) -> tuple[Columns, list[frozenset[
     return columns, keysets
 
 
-def _owners(count: int, shard: RankShard) -> Ints:
-    owners = [shard.owner(number) for number in range(count)]
+def _owners(count: int, target: TargetRank) -> Ints:
+    owners = [target.owner(number) for number in range(count)]
     return np.array(owners, np.int64)
 
 
@@ -165,7 +165,7 @@ def _pending(states: Sequence[RankState]) -> list[PendingGroups]:
 
 def _ready(
     pending: PendingGroups, parts: Sequence[Candidate], serial: int, owner: int, fields: FieldTable
-) -> Ready | None:
+) -> CompleteCandidate | None:
     """A candidate, put together from what ranks had of it; None if a row or a log-prob is missing.
 
     Args:
@@ -189,4 +189,4 @@ def _ready(
     if len(sums) != size:
         return None
     view = pending.groups.take([parts[0].slot], sums[None])
-    return Ready(serial, view, group, parts[0].keys, owner)
+    return CompleteCandidate(serial, view, group, parts[0].keys, owner)

@@ -129,7 +129,7 @@ def _restore(part: RankPart, checkpoint: Path) -> None:
                 error.args = (f"{error} {REMEDY}", *error.args[1:])
                 raise
             warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)
-            part.exchange_scope(*scope_at_attach)
+            part.restore_saved_scope(*scope_at_attach)
             part.empty()
             return
 
@@ -140,4 +140,4 @@ def _keep_scope(part: RankPart, folder: Path) -> None:
     then = set(gather_object([scope_in(folder) if chosen else ""]))
     name = then.pop() if len(then) == 1 else ""
     if name:
-        part.exchange_scope(name, "as in the checkpoint that training was resumed from")
+        part.restore_saved_scope(name, "as in the checkpoint that training was resumed from")

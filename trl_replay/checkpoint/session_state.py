@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .. import compat
 from ..base.code import differs
 from ..batch.candidates import PendingGroups
-from ..batch.stored import logps_dtype, named_rewards, with_named_rewards
+from ..batch.stored import logps_dtype, reordered_rewards, with_reordered_rewards
 from ..buffer import Newcomer
 from ..data.counters import Tally
 from ..data.types import Group, Groups
@@ -30,10 +30,10 @@ from ..setup.settings import Settings
 from ..strategies.scope_choice import SCOPES
 from . import format as files
 from .format import Identity, RankState, plain
-from .reshard import RankShard, Resharded, reshard
+from .reshard import RankShare, TargetRank, reshard
 from .save_id import read_save_id
 
-TOLD = {
+IDENTITY_LABELS = {
     "tokenizer": "the tokenizer's fingerprint",
     "vocabulary": "the model's vocabulary size",
     "num_generations": "num_generations",
@@ -185,7 +185,7 @@ class RankPart:
             return 0
         return rank - int(self._trainer.accelerator.local_process_index)
 
-    def exchange_scope(self, name: Any, reason: str) -> None:
+    def restore_saved_scope(self, name: Any, reason: str) -> None:
         """Put another scope in the place of the session's, if it is a built-in one that fits the layout of today; of a
         checkpoint's that does not, `read` will tell the difference.
 
@@ -200,7 +200,7 @@ class RankPart:
         if name == settings.label("scope") or name not in SCOPES or (name == "process" and straddling):
             return
         self._buffer.clear()
-        assembly.exchange_scope(self._trainer, settings.with_scope(name, reason), self._components)
+        assembly.apply_scope(self._trainer, settings.with_scope(name, reason), self._components)
 
     def read(self, folder: Path) -> list[RankState]:
         """This rank's part of a checkpoint; of one that was written by other ranks than now, the parts of all of them.
@@ -274,7 +274,7 @@ class RankPart:
         self._session.load_state_dict({**mine.session, "pending": None}, of_ranks)
         followed = [mine] if division.one_buffer else states[rank::ranks]
         self._buffer.totals.load_state_dict(*(state.session["totals"] for state in [mine, *followed]))
-        resharded = reshard(states, RankShard(division, rank, ranks), self._components.fields)
+        resharded = reshard(states, TargetRank(division, rank, ranks), self._components.fields)
         state = self._buffer_state(mine, resharded.columns, resharded.keysets)
         state["serial"] = resharded.next_serial
         self._buffer.load_state_dict(state, own=existed, shared=existed or division.one_buffer)
@@ -301,7 +301,7 @@ class RankPart:
     def _named(self, then: RankState) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a function that puts raw rewards in the order of today's reward functions."""
         names_now = list(self._trainer.reward_func_names)
-        return partial(named_rewards, then=then.session["reward_functions"], now=names_now)
+        return partial(reordered_rewards, then=then.session["reward_functions"], now=names_now)
 
     def _warn_of_other_code(self, mine: RankState) -> None:
         """Tell which reward functions have another code than then, and the same name: what they gave then is
@@ -352,7 +352,7 @@ class RankPart:
             if serial in kept:
                 self._buffer.receive({serial: take(group)})
 
-    def _offer_candidates(self, resharded: Resharded, take: Callable[[Group], Group], then: RankState) -> None:
+    def _offer_candidates(self, resharded: RankShare, take: Callable[[Group], Group], then: RankState) -> None:
         """Offer candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
         tally = Tally()
         tally.refuse(resharded.dropped, "a row's log-probs were missing when the number of processes changed")
@@ -373,7 +373,7 @@ class RankPart:
         named = self._named(then)
 
         def take(group: Group) -> Group:
-            return with_named_rewards(group, named).map(lambda tensor: tensor.to(device))
+            return with_reordered_rewards(group, named).map(lambda tensor: tensor.to(device))
 
         return take
 
@@ -407,7 +407,7 @@ class RankPart:
 
 def _refuse_differences(then: Identity, now: Identity) -> None:
     differences = []
-    for name, words in TOLD.items():
+    for name, words in IDENTITY_LABELS.items():
         was = getattr(then, name)
         is_now = getattr(now, name)
         if was != is_now:

@@ -98,7 +98,7 @@ class RollCall:
             self("train", "training", MEETING)
             self.training = True
 
-    def leave_word(self) -> None:
+    def announce_inactive(self) -> None:
         """Announce, without waiting, a session that does nothing and reaches no call."""
         store = store_of_all() if self._processes > 1 else None
         if store is None:

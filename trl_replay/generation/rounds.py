@@ -153,7 +153,7 @@ class Rounds:
             state.log.close()
             self.seconds = time.perf_counter() - started if self.done else 0.0
 
-    def abstain(self, mode: int) -> None:
+    def skip_batch(self, mode: int) -> None:
         """Report a batch that replay skips, since the other processes would wait.
 
         Args:

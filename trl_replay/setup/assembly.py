@@ -156,7 +156,7 @@ def rewards_in_words(trainer: Any, counting: int | None) -> str:
     )
 
 
-def exchange_scope(trainer: Any, settings: Settings, components: Components) -> None:
+def apply_scope(trainer: Any, settings: Settings, components: Components) -> None:
     """Put the scope that these settings name in the place of the one that was chosen at first, with the room and the
     generators that go with it. The buffer must be empty, and the same is done on every process."""
     components.settings, components.scope = settings, _scope(trainer, settings)
@@ -169,7 +169,7 @@ def _scope(trainer: Any, settings: Settings) -> Any:
     return settings.strategies["scope"].make(accelerator)
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """A buffer's room, and the seed of its generators: each process's, gathered's one, or what sharded ones
     hold in all."""
 
@@ -178,7 +178,7 @@ class Room(NamedTuple):
     seed: int
 
 
-def room_in(trainer: Any, settings: Settings, scope: Any) -> Room:
+def room_in(trainer: Any, settings: Settings, scope: Any) -> Capacity:
     """Compute what a buffer of this scope may hold."""
     config = settings.config
     one_buffer, replicated = scope.division
@@ -188,7 +188,7 @@ def room_in(trainer: Any, settings: Settings, scope: Any) -> Room:
     seed = config.replay_seed
     if seed is None:
         seed = int(trainer.args.seed + (0 if one_buffer else trainer.accelerator.process_index))
-    return Room(config.replay_buffer_size * shards, nbytes, seed)
+    return Capacity(config.replay_buffer_size * shards, nbytes, seed)
 
 
 def _plugins_with(settings: Settings, hook: str) -> list[Plugin]:

@@ -99,7 +99,7 @@ class Mixed:
         """Some of the slots."""
         return Mixed(self.groups.take(slots), self.used, self.table, self.plan.take(slots), self.computed[slots])
 
-    def named_rewards(self) -> Floats:
+    def rewards_with_file_totals(self) -> Floats:
         """Raw rewards, `(n, G, functions)`. The reward of a file that does not name its functions stands for the one
         that counts, or the first one that has a weight, so that the weighted sum is right."""
         rewards = self.column("row_rewards", self.groups.rewards)
@@ -132,7 +132,7 @@ class Mixed:
         """The mixed groups as a plugin sees them."""
         return replace(
             self.groups,
-            rewards=self.named_rewards(),
+            rewards=self.rewards_with_file_totals(),
             advantages=self.plan.advantages,
             lengths=self.column("row_length", self.groups.lengths),
             trainable=self.trainable,

@@ -80,7 +80,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     if session.enabled:
         _begin(trainer, session)
     else:
-        session.roll_call.leave_word()
+        session.roll_call.announce_inactive()
         _sessions[trainer] = session
     return session
 
@@ -106,7 +106,7 @@ def _begin(trainer: Any, session: AnySession) -> None:
     try:
         session.notify("attached")
     except BaseException:
-        session.let_go()
+        session.mark_detached()
         take_off(trainer, session)
         del _sessions[trainer]
         raise
@@ -136,7 +136,7 @@ def detach(trainer: Any) -> None:
         return
     refuse_patches_on_top(trainer, session)
     del _sessions[trainer]
-    session.let_go()
+    session.mark_detached()
     leave(trainer, session)
     session.notify("detached")
 

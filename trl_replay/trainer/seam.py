@@ -157,7 +157,7 @@ def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inpu
         if not trains:
             return batch
         if paused or session.paused or session.detached:
-            session.abstain(len(inputs))
+            session.skip_batch(len(inputs))
             return batch
         scored = unsloth.as_trl(trainer, batch)
         composed = session.step(scored, lambda rows: _score_again(session, trainer, stock, rows))
@@ -183,7 +183,7 @@ def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], input
     batch = stock(inputs)
     if trainer.model.training:
         try:
-            session.abstain(len(inputs))
+            session.skip_batch(len(inputs))
         finally:
             take_off(trainer, session)
     return batch
