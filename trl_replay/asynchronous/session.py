@@ -140,6 +140,10 @@ class AsyncSession:
         if self.queue is not None:
             self.queue.end()
 
+    def clear(self) -> None:
+        """Forget all groups. Call it from a callback where a reward function has changed, say."""
+        self.buffer.clear()
+
     def pause(self) -> None:
         """From the next sample on, all pass as they come; what is stored stays."""
         self._pass_all(True)
