@@ -16,6 +16,7 @@ from .advice.pace import FEWEST_UPDATES, PASSES, in_words
 from .advice.rules import remedy_for_masks
 from .base.living import living
 from .base.pace import Pace
+from .base.sizes import counted as number_of
 from .base.weights import fingerprint
 from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
@@ -275,8 +276,18 @@ class Session:
         if not self.buffer.capacity:
             return self.reporting.explain(self.totals.explain_without_buffer(), self._explain_pace())
         rank, ranks = self.communicator.rank, self.communicator.ranks
-        replayed = self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks)
+        replayed = self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks, self._used())
         return self.reporting.explain(replayed, self._explain_pace())
+
+    def _used(self) -> str:
+        """How often groups were used, where iterations draw them."""
+        uses = self.buffer.table.uses
+        if not self.totals.counters["iterated"] or not uses.any():
+            return ""
+        used = uses[uses > 0]
+        span = used.min(), used.max()
+        times = f"{span[0]} to {span[1]} times" if span[0] < span[1] else number_of(int(used[0]), "time")
+        return f", {len(used)} of them used, {times} each"
 
     @property
     def _updates_per_pass(self) -> float:

@@ -58,6 +58,30 @@ def test_a_second_run_that_would_generate_again_is_told_what_to_set(
         second_run(tmp_path, file, **settings)
 
 
+def test_a_second_run_is_judged_by_its_evaluations(tmp_path: Path) -> None:
+    file = first_run(tmp_path)
+    trainer, session = second_run(tmp_path, file, logging_steps=1)
+    trainer.train()
+    told = session.explain().splitlines()
+    assert told[0].startswith("outcome: the log does not show whether it learned, as nothing was evaluated; 8 updates")
+    assert told[-1].startswith("what to change: evaluate (eval_strategy, eval_dataset)")
+    assert f"{len(session.buffer)} held, {(session.buffer.table.uses > 0).sum()} of them used, " in told[2]
+    trainer, session = second_run(
+        tmp_path, file, logging_steps=1, eval_strategy="steps", eval_steps=4, eval_prompts=["7=", "8="]
+    )
+    trainer.train()
+    told, values = (
+        session.explain().splitlines(),
+        [e["eval_reward"] for e in trainer.state.log_history if "eval_reward" in e],
+    )
+    assert told[0].startswith(
+        f"outcome: reward on evaluation prompts {values[0]:.2g} → {values[1]:.2g}; 8 updates, and 12 "
+    )
+    assert "effective sample size" in told[0]
+    verdict = "nothing, by the evaluations" if values[1] > values[0] else "no rule names a fault, but the reward on"
+    assert told[-1].startswith(f"what to change: {verdict}")
+
+
 def test_a_second_run_without_a_file_is_told_so(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, digits, max_steps=UPDATES, num_iterations=UPDATES)
     with pytest.warns(UserWarning, match="replay_warm_start is not set"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from .logged import COUNTED_STEP, ROLLOUTS, SUM, Log, at_ends, functions, is_number, judged_by, numbers, steps
+from .logged import COUNTED_STEP, DEAD, ROLLOUTS, SUM, Log, at_ends, functions, is_number, judged_by, numbers, steps
 
+NOT_EVALUATED = "the log does not show whether it learned, as nothing was evaluated"
 MOST_TOLD = 4
 """Reward functions that are told one by one, where none is named."""
 
@@ -20,9 +22,11 @@ class Outcome(NamedTuple):
         width (`int`): How many steps these are.
         steps (`int`): Logged steps.
         updates (`float`): The last one; 0 for a log that names no steps.
+        generated_once (`bool`): Whether further steps trained on stored groups, and none generated.
         completions (`float`, *optional*): Generated, where the log counts them from its first step on.
         parts (`list[Outcome]`): The functions of a sum of several.
-        evaluated (`tuple[float, float]`, *optional*): The first and the last value on evaluation prompts.
+        evaluated (`list[float]`): Its values on evaluation prompts.
+        sample (`list[float]`): Effective sample sizes of what was replayed, as shares.
     """
 
     name: str
@@ -32,16 +36,22 @@ class Outcome(NamedTuple):
     width: int
     steps: int
     updates: float
+    generated_once: bool
     completions: float | None
     parts: list[Outcome]
-    evaluated: tuple[float, float] | None
+    evaluated: list[float]
+    sample: list[float]
 
     @property
     def rose(self) -> bool:
-        """Whether it ended higher than it began."""
+        """Whether it ended higher than it began: on evaluation prompts, if nothing else tells."""
+        if self.generated_once:
+            return len(self.evaluated) > 1 and self.evaluated[-1] > self.evaluated[0]
         return self.last > self.first
 
     def __str__(self) -> str:
+        if self.generated_once:
+            return self._of_stored_groups
         if self.steps == 1:
             return f"{self.name} {self.last:.2g} in the one logged step"
         parts = "; ".join(part.way for part in self.parts)
@@ -50,18 +60,27 @@ class Outcome(NamedTuple):
         if self.completions is not None:
             after = f"{self.completions:,.0f} completions, {after}"
         text = f"{way} over {after} (means of the first and last {self.width} of {self.steps} logged steps)"
-        if self.evaluated is not None:
-            text += f"; on evaluation prompts {_way(*self.evaluated)}"
+        if len(self.evaluated) > 1:
+            text += f"; on evaluation prompts {_way(self.evaluated)}"
         return text
+
+    @property
+    def _of_stored_groups(self) -> str:
+        """What there is to tell of a run whose updates generate nothing."""
+        generated = "one batch" if self.completions is None else f"{self.completions:,.0f} completions"
+        text = f"{self.updates:,.0f} updates, and {generated} generated ({self.name} {self.last:.2g})"
+        told = f"{self.name} on evaluation prompts {_way(self.evaluated)}" if self.evaluated else NOT_EVALUATED
+        sample = f"; effective sample size {_way(self.sample)}" if self.sample else ""
+        return f"{told}; {text}{sample}"
 
     @property
     def way(self) -> str:
         """From where to where."""
-        return f"{self.name} {_way(self.first, self.last)}"
+        return f"{self.name} {_way([self.first, self.last])}"
 
 
-def _way(first: float, last: float) -> str:
-    return f"{first:.2g} → {last:.2g}"
+def _way(values: Sequence[float]) -> str:
+    return f"{values[0]:.2g} → {values[-1]:.2g}" if len(values) > 1 else f"{values[0]:.2g}"
 
 
 def outcome_of(log: Log, reward: str | None = None) -> Outcome | None:
@@ -77,9 +96,12 @@ def outcome_of(log: Log, reward: str | None = None) -> Outcome | None:
     if not numbers(entries, key):
         name, key = SUM, SUM
     found = _of(entries, name, key)
-    evaluated = numbers(log, f"eval_{key}")
-    if found is not None and len(evaluated) > 1:
-        found = found._replace(evaluated=(evaluated[0], evaluated[-1]))
+    if found is not None:
+        found = found._replace(evaluated=numbers(log, f"eval_{key}"))
+        without = [entry for entry in log if "loss" in entry and DEAD not in entry and is_number(entry.get("step"))]
+        if found.steps == 1 and found.updates and without:
+            sample = numbers(log, "replay/ess")
+            found = found._replace(generated_once=True, updates=without[-1]["step"], sample=sample)
     names = functions(entries)
     if found is None or name != SUM or not 1 < len(names) <= MOST_TOLD:
         return found
@@ -97,4 +119,4 @@ def _of(entries: Log, name: str, key: str) -> Outcome | None:
     rollouts = told[-1].get(ROLLOUTS) if is_number(told[0].get(ROLLOUTS)) else None
     completions = rollouts if is_number(rollouts) else None
     updates = 0 if COUNTED_STEP in told[-1] else told[-1]["step"]
-    return Outcome(name, key, first, last, width, len(values), updates, completions, [], None)
+    return Outcome(name, key, first, last, width, len(values), updates, False, completions, [], [], [])

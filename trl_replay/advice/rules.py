@@ -593,6 +593,14 @@ def in_lines(about: str, found: Sequence[Advice], came_to: Outcome | None) -> li
 
 def nothing(about: str, came_to: Outcome | None) -> str:
     """Describe that no rule applies, and no more than a log shows."""
+    if came_to is not None and came_to.generated_once:
+        if len(came_to.evaluated) < 2:
+            return (
+                "evaluate (eval_strategy, eval_dataset): nothing else shows what a run learns that does not generate"
+            )
+        if came_to.rose:
+            return "nothing, by the evaluations"
+        return "no rule names a fault, but the reward on evaluation prompts did not rise: try half the learning_rate"
     if not about.startswith("logged"):
         return f"too early to tell ({about})"
     if came_to is not None and came_to.steps >= FEWEST_TO_FALL and not came_to.rose:

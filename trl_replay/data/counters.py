@@ -296,7 +296,7 @@ class Totals:
             f"{live:.0%} of the groups trained on were live"
         )
 
-    def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
+    def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1, used: str = "") -> str:
         """Describe what was replayed (in a dry run: would have been) and why replaceable groups were not replaced.
 
         Args:
@@ -304,6 +304,7 @@ class Totals:
             dry_run (`bool`): Whether nothing was exchanged.
             rank (`int`): This process.
             ranks (`int`): Number of processes; with several, what all of them did together stands below.
+            used (`str`): How often the entries were used, in words.
         """
         if not self.batches:
             paused = f" but {self.of_all_ranks['paused_batches']:.0f}, while paused"
@@ -312,7 +313,7 @@ class Totals:
         who = "replay" if ranks == 1 else f"replay on rank {rank} of {ranks}"
         lines = [
             f"{who}: {self.batches} {self.unit}, {_replaced(self.counters, dry_run)}",
-            f"buffer: {_stored(self.counters)}, {size} held",
+            f"buffer: {_stored(self.counters)}, {size} held{used}",
         ]
         if ranks > 1:
             count = self.of_all_ranks
