@@ -51,7 +51,8 @@ class Reporting:
             context ([`Context`]): What plugins see.
             further (`Mapping[str, float]`): Further metrics, by key.
         """
-        components, config, so_far = self._components, self._components.settings.config, self._totals.of_all_ranks
+        components, so_far = self._components, self._totals.of_all_ranks
+        config = components.settings.config
         size = components.num_generations
         rollouts = so_far["generated"] * size + so_far["paused_rows"]
         self._totals.metrics = {}

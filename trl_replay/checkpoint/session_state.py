@@ -98,8 +98,8 @@ class RankPart:
             tokenizer=compat.tokenizer_fingerprint(trainer),
             vocabulary=compat.vocabulary_size(trainer),
             num_generations=self._components.num_generations,
-            scope=self._components.settings.label("scope"),
-            task_columns=self._components.settings.task_columns,
+            scope=self.settings.label("scope"),
+            task_columns=self.settings.task_columns,
             ratios=compat.sampler_ratio_mode(trainer),
             processes=self._components.processes,
             rows=compat.local_rows(trainer),
@@ -157,9 +157,7 @@ class RankPart:
 
     def _strategy_names(self) -> dict[str, str]:
         """Name the strategy of each kind with running state, so that no other strategy takes that state."""
-        labels: dict[str, str] = {
-            kind: strategy.label for kind, strategy in self._components.settings.strategies.items()
-        }
+        labels: dict[str, str] = {kind: strategy.label for kind, strategy in self.settings.strategies.items()}
         return {name: labels.get(name, name) for name in self._buffer.rules.running}
 
     def _for_these_strategies(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +193,7 @@ class RankPart:
             name (`str`): Of the scope.
             reason (`str`): Why this one.
         """
-        settings = self._components.settings
+        settings = self.settings
         straddling = compat.local_rows(self._trainer) % self._components.num_generations > 0
         if name == settings.label("scope") or name not in SCOPES or (name == "process" and straddling):
             return

@@ -68,6 +68,7 @@ class Communicator:
 
     def __init__(self, components: Components, rank: int) -> None:
         self._components = components
+        self._buffer = components.buffer
         self._errors = components.errors
         self.rank = rank
         self.ranks = components.processes
@@ -136,7 +137,7 @@ class Communicator:
     def _share(self, local: Columns) -> RowLayout:
         """Share columns; return the layout of the rows of all processes, each with its group's task."""
         size = self._components.num_generations
-        update = self._components.buffer.clock.update
+        update = self._buffer.clock.update
         shared: Columns = self._components.scope.share(local)
         self.shares += 1
         prompt = task_of_group(shared["prompt"], shared["row"], size, update, self.shares)
@@ -170,14 +171,14 @@ class Communicator:
             if reason:
                 raise SeamError(STOPS + reason)
         except Exception:
-            self._components.buffer.withdraw(due)
+            self._buffer.withdraw(due)
             raise
         total = told["counters"].sum(axis=0)
         totals = dict(zip(COUNTERS, total.tolist(), strict=True))
         return Agreed(decision, totals, unpacked_bits(told["filled"], rows.count))
 
     def _packed(self, message: Message, rows: RowLayout, decision: Decision) -> Floats:
-        buffer = self._components.buffer
+        buffer = self._buffer
         tally = decision.tally
         tally.size = len(buffer)
         tally.tasks = buffer.table.tasks
@@ -225,7 +226,7 @@ class Communicator:
     def move(self, rows: RowLayout, decision: Decision) -> dict[int, Group]:
         """Move admitted payload to its owners and drawn payload to its slots; return what arrived here."""
         components = self._components
-        buffer = components.buffer
+        buffer = self._buffer
         parts = components.scope.admit(buffer.table, decision.admitted.arrivals, decision.admitted.mine)
         try:
             groups = {serial: join(held, components.fields) for serial, held in parts.items()}
@@ -242,12 +243,11 @@ class Communicator:
 
     def _load(self, serial: int, rows: Ints) -> Group:
         """Load a copy of only those rows of the entry that are replayed."""
-        components = self._components
         try:
-            group = components.buffer.load(serial)
+            group = self._buffer.load(serial)
             if np.array_equal(rows, np.arange(len(group.completion_lengths))):
                 return group
-            return take_rows(group, rows.tolist(), components.fields)
+            return take_rows(group, rows.tolist(), self._components.fields)
         except Exception as caught:
             self._errors.keep(caught)
             return MISSING

@@ -40,33 +40,34 @@ class Judge:
         self.rewards: list[torch.Tensor] | None = None
         self._trainer = trainer
         self._settings = settings
-        self._components = components
+        self._processes = components.processes
+        self._success = components.success
+        self._buffer = components.buffer
         self._mixing = mixing
         self._has_doubted = False
 
     def look(self, batch: Batch, rows: RowLayout) -> Generated:
         """Read rows that were just scored."""
-        processes = self._components.processes
+        processes = self._processes
         setup = compat.reward_setup(self._trainer())
         scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
         rows.check(len(scored), processes)
         groups = self.see(rows, scored)
-        if self._components.success.is_graded and not self._has_doubted:
+        if self._success.is_graded and not self._has_doubted:
             self._has_doubted = True
-            doubt = doubt_of(self._settings, self._components.success, self._trainer())
+            doubt = doubt_of(self._settings, self._success, self._trainer())
             if doubt:
                 warnings.warn(doubt, stacklevel=2)
         return Generated(batch, rows, groups, scored, (groups,))
 
     def see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
         """Return the groups that the scope shares, with advantages as plugins shape them."""
-        components = self._components
         setup = compat.reward_setup(self._trainer())
-        table, update = components.buffer.table, components.buffer.clock.update
+        table, update = self._buffer.table, self._buffer.clock.update
         if not np.array_equal(table.reward_weights, setup.weights):
             table.reward_weights = setup.weights
-            components.success.begin_anew(rewards_in_words(self._trainer(), table.counting))
-        groups = view(rows.columns, scored, setup, rows.size, update, table.counting, components.success)
+            self._success.begin_anew(rewards_in_words(self._trainer(), table.counting))
+        groups = view(rows.columns, scored, setup, rows.size, update, table.counting, self._success)
         return self._mixing.shape(groups)
 
 

@@ -66,13 +66,12 @@ def compose_batch(
     Returns:
         The batch, and the placements of stored rows (not those of copies).
     """
-    rows, plan, fields = fresh.rows, decision.plan, components.fields
-    table = components.buffer.table
-    replayed = rows.placements(decision, table, components.buffer.clock.update, payload)
+    rows, plan, fields, buffer = fresh.rows, decision.plan, components.fields, components.buffer
+    replayed = rows.placements(decision, buffer.table, buffer.clock.update, payload)
     placements = replayed + _copies(fresh, plan, components)
     batch = with_stored_fields(fresh.batch, fields, placements)
     composed = compose(batch, fields, placements, components.loss.pad_to_multiple_of)
-    own = plan.column(table.row_advantage, fresh.groups.advantages)
+    own = plan.column(buffer.table.row_advantage, fresh.groups.advantages)
     changed = rows.of_here(plan.advantages != own)
     return _with_advantages(composed, rows.of_here(plan.advantages), changed), replayed
 
@@ -139,12 +138,12 @@ def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> 
         components ([`Components`]): How to cut each key, and the buffer, which numbers them.
     """
     batch = fresh.batch if fresh.recorded is None else {**fresh.batch, compat.OLD_LOGPS: fresh.recorded}
-    fields = components.fields
+    fields, buffer = components.fields, components.buffer
     stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
     local = {slot: fresh.rows.local(slot) for slot in slots}
     groups = iter(cut(batch, fields, [rows for rows, _ in local.values() if rows.stop]))
     candidates = []
-    numbers = components.buffer.take_serials(len(slots))
+    numbers = buffer.take_serials(len(slots))
     for number, (slot, (rows, first)) in zip(numbers, local.items(), strict=True):
         candidate = Candidate(
             serial=number,
@@ -152,7 +151,7 @@ def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> 
             group=with_rewards(next(groups), fresh.groups.rewards[slot, first:]) if rows.stop else None,
             keys=fresh.rows.holds(stored, slot),
             rows=rows,
-            update=components.buffer.clock.update,
+            update=buffer.clock.update,
             logps_dtype=logps_dtype(fields),
         )
         candidates.append(candidate)
