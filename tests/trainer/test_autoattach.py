@@ -252,6 +252,7 @@ ASYNCHRONOUS = """
     from pathlib import Path
 
     import pytest
+    from trl_replay.trainer import attachment
     from queued import DEAD, LIVE, Script, make_async_trainer, make_policy, samples_of, stand_in
 
     with pytest.MonkeyPatch.context() as patch:
@@ -259,7 +260,7 @@ ASYNCHRONOUS = """
         worker = Script(lambda number, version: samples_of(number, DEAD if number % 2 else LIVE, version))
         trainer = make_async_trainer(Path("out"), make_policy(Path("model")), worker)
         trainer.train()
-        session = trainer.rollout_queue._session
+        session = attachment._sessions[trainer]
         print(f"max_age {session.config.replay_max_age}, a queue")
 """
 
@@ -603,7 +604,7 @@ WRONG = [
     (["--replay_max_age", "ten"], "replay_max_age='ten' can't be used: leave it out or give a whole number"),
     (["--replay_buffer_size", "8", "--replay_max_uses", "0"], "replay_max_uses=0 can't be used"),
     (["--use_replay", "maybe"], "use_replay='maybe' can't be used: give true or false."),
-    (["--config", "wrong.yaml"], "wrong.yaml has no setting 'learning_rate'."),
+    (["--config", "wrong.yaml"], "wrong.yaml has settings that are not replay's: learning_rate. Give the"),
     (["--config", "list.yaml"], "list.yaml has no settings"),
     (["--config", "broken.yaml"], "broken.yaml is not valid YAML"),
     (["--config", "latin.yaml"], "latin.yaml is not valid YAML"),
