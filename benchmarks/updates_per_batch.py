@@ -173,11 +173,13 @@ def studied() -> dict[tuple[str, str], float]:
 
 def queue(done: dict[Run, list[dict[str, Any]]]) -> Iterator[Run]:
     """All runs of the plan that can be said by now, in its order."""
+    first = [stage for stage in STAGES if not stage.rate_of]
+    for stage in first:
+        yield from (Run(stage.task, stage.arm, rate, PILOT) for rate in stage.rates)
     for (task, arm), rate in studied().items():
         yield from (Run(task, arm, rate, seed) for seed in SEEDS)
-    for stage in STAGES:
-        if not stage.rate_of:
-            yield from runs_of(done, stage)
+    for stage in first:
+        yield from runs_of(done, stage)
     for task, rates in CURVE.items():
         yield from (Run(task, arm, rate, seed) for arm, rate, seed in itertools.product(CURVE_ARMS, rates, SEEDS))
     for stage in STAGES:

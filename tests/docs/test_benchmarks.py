@@ -478,6 +478,7 @@ def test_updates_a_batch_are_run_in_the_order_of_the_plan(
     pilots = {("french", "stock", 4e-5, study.PILOT): 0.4, ("french", "stock", 2e-5, study.PILOT): 0.3}
     study.RESULTS.write_text(measurements(study, {**pilots, ("french", "stock", 4e-5, 2): 0.3}))
     left = ratio.left(path)
+    left = [run for run in left if run.seed != study.PILOT]
     assert left[:3] == [study.Run("french", "stock", 4e-5, seed) for seed in (0, 1, 2)], "what the study ran, again"
     assert left[3:5] == [study.Run("french", arm, 1e-5, 1), study.Run("french", arm, 1e-5, 2)]
     uses = [(run.arm[19:], run.rate, run.seed) for run in left if run.arm.endswith("uses")]
