@@ -117,4 +117,4 @@ def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_pa
         assert nbytes == session.buffer.load(serial).nbytes
     rows = 12
     assert told["share"] == {88 * rows}
-    assert 280 + 8 * -(-rows // 48) in told["agree"]
+    assert 296 + 8 * -(-rows // 48) in told["agree"]

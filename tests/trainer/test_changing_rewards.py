@@ -111,7 +111,7 @@ def test_153_a_change_that_leaves_a_groups_sums_alone_leaves_the_group_alone(tmp
     session = trl_replay.attach(trainer, replay_start=0)
     rows = [{"prompt": "1=", "completion": text, "advantage": 7.0 - index, "reward/form": float(index),
              "reward/accuracy": 0.0} for index, text in enumerate("abcd")]  # fmt: skip
-    session.buffer.add(rows)
+    session.add(rows)
     trainer.add_callback(Calling(1, weigh(trainer, 1.0, 3.0)))
     trainer.train()
     table = session.buffer.table
@@ -132,7 +132,7 @@ def test_153_groups_whose_advantages_are_not_trls_leave(tmp_path: Path, source: 
         rows = [{"prompt": "1=", "completion": text, "advantage": advantage, "reward/form": float(index),
                  "reward/accuracy": 0.0} for index, (text, advantage) in enumerate(zip("abcd", [9.0, -1, -1, -1],
                                                                                        strict=True))]  # fmt: skip
-        session.buffer.add(rows)
+        session.add(rows)
     trainer.add_callback(Calling(2, weigh(trainer, 2.0, 1.0)))
     trainer.train()
     left = told(session, f"an entry left: {judging.SHAPED}")

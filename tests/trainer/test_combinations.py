@@ -30,6 +30,7 @@ def refused(trainer: Any, *kinds: Any) -> Iterator[tuple[str, ...]]:
         settings = {f"replay_{kind}": name for kind, name in zip(kinds, names, strict=True)}
         if "selector" in kinds:
             settings["replay_record"] = "forward"
+            settings["replay_selector_kwargs"] = {"share": 0.5} if "always" in names else None
         try:
             trl_replay.attach(trainer, **settings)
         except (ConfigurationError, RefusedError):
