@@ -98,9 +98,7 @@ UNSLOTH_SWITCHES = ("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "UNSLOTH_GRPO_LOSS_AGG
                     "UNSLOTH_GRPO_TRUNCATED_SUPPORT")  # fmt: skip
 """Environment variables with which Unsloth's loss is another one."""
 
-OTHER_LOSS = (
-    "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
-)
+LIGER_LOSS = "compute_liger_loss"  # TRL up to 1.13: goes around LOSS and LOGPS
 REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
 
 TAGS = "_tag_names"  # what the model's card is tagged with
@@ -431,9 +429,16 @@ def bonus_over_items(trainer: Any) -> bool:
     return denominator(trainer) == "items" and _installed() < Version("1.10")
 
 
-def has_other_loss_path(trainer: Any) -> bool:
-    """Return whether the loss can go around `LOSS` and `LOGPS` (the Liger loss of TRL up to 1.13)."""
-    return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), OTHER_LOSS)
+def liger_problems(trainer: Any) -> list[str]:
+    """Return why replay is refused with the Liger loss of TRL up to 1.13; nothing with another loss."""
+    if _installed() >= Version("1.14") or not getattr(trainer, "use_liger_kernel", False):
+        return []
+    problem = (
+        f"use_liger_kernel=True makes TRL {_installed()} train with {LIGER_LOSS}, which never calls {LOGPS}, where "
+        "replayed rows are corrected: install TRL 1.14 or newer, or set use_liger_kernel=False (and apply Liger's "
+        "kernels to the model yourself, before you make the trainer)"
+    )
+    return [problem]
 
 
 def seam(trainer: Any, iterates: bool) -> list[str]:
@@ -442,9 +447,8 @@ def seam(trainer: Any, iterates: bool) -> list[str]:
         return [SCORE, REWARDS, UNSLOTH_LOSS, SAVE, LOAD, *([PREPARE] if iterates else [])]
     if is_asynchronous(trainer):
         return [SAVE, LOAD]
-    other = [OTHER_LOSS] if has_other_loss_path(trainer) else []
-    other += [HIGH_ENTROPY] if chooses_by_entropy(trainer) else []
-    return [*SEAM, *other, *([PREPARE] if iterates else [])]
+    entropy = [HIGH_ENTROPY] if chooses_by_entropy(trainer) else []
+    return [*SEAM, *entropy, *([PREPARE] if iterates else [])]
 
 
 def step(trainer: Any) -> int:

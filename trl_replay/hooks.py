@@ -160,9 +160,7 @@ class CheckedHooks:
                     held[str(reason)] = held.get(str(reason), np.zeros(shape, bool)) | mask
         return held
 
-    def plan(
-        self, plan: Plan, groups: Groups, table: Table, context: Context, of_tokens: bool, beside_the_tap: bool
-    ) -> None:
+    def plan(self, plan: Plan, groups: Groups, table: Table, context: Context, of_tokens: bool) -> None:
         """Let every plugin edit the plan, then `replay_unfilled` and `replay_kl`.
 
         Raises:
@@ -172,7 +170,7 @@ class CheckedHooks:
             before = plan.guard()
             if call(plan=plan, groups=groups, table=table, context=context):
                 raise self._bad("a value", "None: edit the plan")
-            fault = plan.fault(before, of_tokens, beside_the_tap)
+            fault = plan.fault(before, of_tokens)
             if fault:
                 raise ResultError(f"{self.giver} made an invalid edit at update {self._update}: {fault}.")
 

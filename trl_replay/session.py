@@ -98,13 +98,12 @@ class Session:
         self.detached = False
         self.buffer = components.buffer
         self.totals = components.buffer.totals
-        self.handshake = Handshake(components.loss.beside_the_tap)
+        self.handshake = Handshake()
         self.supply = Supply(components.correct, components.loss.bounds, components.loss.token_weights)
         self.mask_watch = MaskWatch(_what_masks(settings))
         self.tap = Tap(
             self.supply,
             components.num_generations,
-            components.loss.beside_the_tap,
             self.handshake,
             components.errors,
             components.loss.bounds.form,
@@ -435,9 +434,8 @@ class Session:
         return Generated.unseen(batch, rows)
 
     def _fresh(self, generated: Generated) -> FreshBatch:
-        """The batch with all that decisions need: old log-probs where the loss goes around the tap, log-probs that
-        are stored without being seen by the loss, and a plugin's advantages. What fails is kept, since another process
-        may wait in a forward pass."""
+        """The batch with all that decisions need: log-probs that are stored without being seen by the loss, and a
+        plugin's advantages. What fails is kept, since another process may wait in a forward pass."""
         rows = generated.rows
         setup = compat.reward_setup(self.trainer)
         batch, reference = split_reference(generated.batch, self.settings.config.replay_kl)
@@ -445,8 +443,6 @@ class Session:
         recorded = None
         keys: frozenset[str] = frozenset()
         with self.components.errors.keeping():
-            if self.components.loss.beside_the_tap:
-                batch = compat.with_old_logps(self.trainer, batch)
             if self.components.forwards_to_record:
                 recorded = compat.forward_logps(self.trainer, batch)
         with self.components.errors.keeping():

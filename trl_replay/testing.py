@@ -397,7 +397,7 @@ class PlanContract:
         if iteration:
             plan.leave_empty(plan.unfilled)
         context = make_context(table, iteration=iteration, home=np.zeros(len(groups), np.int64))
-        _hooks_of(type(self)).plan(plan, groups, table, context, of_tokens=False, beside_the_tap=False)
+        _hooks_of(type(self)).plan(plan, groups, table, context, of_tokens=False)
         return plan
 
 

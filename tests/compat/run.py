@@ -29,7 +29,7 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
     "1.16.0": (),
 }
 FILES = ("assembly", "attachment", "canary", "completion_sources", "dead_groups", "fresh_metrics",
-         "generation_prompts", "generation_rounds", "gradients_by_hand", "idle", "images", "liger", "losses_by_hand",
+         "generation_prompts", "generation_rounds", "gradients_by_hand", "idle", "images", "losses_by_hand",
          "migration", "mixing", "models", "plan_hook", "replay_iterations", "replay_reward", "replayed_groups",
          "session", "silent_rows", "subclasses")  # fmt: skip
 

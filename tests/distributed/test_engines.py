@@ -202,18 +202,6 @@ def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_r
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_loss_around_the_tap_gets_one_forward_a_batch_on_every_rank_of_an_engine(
-    launches: Engines, engine: str
-) -> None:
-    """The way that TRL up to 1.13 went with `use_liger_kernel`."""
-    ranks = launches(engine, "liger")
-    assert [rank["forwards"] for rank in ranks] == [{"grad": LAST, "no grad": LAST}] * 2
-    check_by_hand(ranks)
-    plain = launches.weights(engine, "sharded")
-    np.testing.assert_allclose(launches.weights(engine, "liger"), plain, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without(launches: Engines, engine: str) -> None:
     """Generation by the trainer on the engine's parameters, weights and numbers of forwards."""
     stock, idle = launches(engine, "stock"), launches(engine, "idle")
@@ -240,7 +228,6 @@ COLUMNS = {
     "LoRA": test_an_adapter_on_an_engine_trains_replays_and_resumes,
     "recording forward": test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine,
     "warm start": test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine,
-    "Liger's forward": test_a_loss_around_the_tap_gets_one_forward_a_batch_on_every_rank_of_an_engine,
     "idle": test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without,
     "generation": test_groups_that_the_trainer_generates_on_an_engine_are_replayed,
 }

@@ -108,7 +108,7 @@ def _loss_paths(methods: Methods) -> Iterator[str]:
     if OUTER_LOSS not in methods:
         return
     for call in _self_calls(methods[OUTER_LOSS]):
-        paths = _loss_methods(call) - {compat.LOSS, compat.OTHER_LOSS}
+        paths = _loss_methods(call) - {compat.LOSS, compat.LIGER_LOSS}
         for name in sorted(paths):
             yield f"{OUTER_LOSS} has a loss path of its own: {name}"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from corrected import TOKEN_WEIGHTS
+from packaging.version import Version
 from support import DEAD, HALF, LIVE, LOSSES, Rewards
 
 import trl_replay
@@ -34,23 +35,23 @@ def test_more_passes_than_a_group_has_rows_are_refused(tmp_path: Any) -> None:
         trl_replay.attach(trainer, replay_retire_passes=5)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"replay_unfilled": "mask"}, {"replay_unfilled": "exclude"}, {"replay_weight": 0.5}, {"replay_max_weight": 2.0}],
-    ids=str,
-)
-def test_what_acts_inside_the_log_prob_method_is_refused_where_a_loss_goes_around_it(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+@pytest.mark.parametrize(("release", "refuses"), [("1.13.0", True), ("1.14.0", False)])
+def test_the_liger_loss_up_to_trl_1_13_is_refused_with_the_release_and_the_remedies(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, release: str, refuses: bool
 ) -> None:
-    monkeypatch.setattr("trl_replay.compat.has_other_loss_path", lambda trainer: True)  # TRL up to 1.13, Liger
+    monkeypatch.setattr("trl_replay.compat._installed", lambda: Version(release))
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    trainer.use_liger_kernel = True
     before = dict(trainer.__dict__)
-    ((name, value),) = settings.items()
-    with pytest.raises(
-        trl_replay.RefusedError, match=f"{name}={value!r} acts inside .*use_liger_kernel=True goes around"
-    ):
-        trl_replay.attach(trainer, **settings)
+    if not refuses:
+        trl_replay.attach(trainer)
+        return
+    told = f"use_liger_kernel=True makes TRL {release} .*install TRL 1.14 or newer, or set use_liger_kernel=False"
+    with pytest.raises(trl_replay.RefusedError, match=told):
+        trl_replay.attach(trainer)
     assert trainer.__dict__ == before
+    trainer.use_liger_kernel = False
+    trl_replay.attach(trainer)
 
 
 REFUSED = [(correction, loss) for correction in sorted(TOKEN_WEIGHTS) for loss in LOSSES if loss != "cispo"]

@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 import pytest
-import torch
 from corrected import CORRECTIONS
-from idle import ALL_DEAD, IDLE, LAYOUTS, PLUGINS, SCRIPT, Stock
-from support import DEAD, LIVE, LOSSES, Forwards, Rewards, Spy, masked_rollout
+from idle import IDLE, LAYOUTS, PLUGINS, SCRIPT, Stock
+from support import DEAD, LIVE, LOSSES, Forwards, Rewards
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -71,35 +70,6 @@ def test_replay_adds_no_forward_of_the_policy_or_the_reference(
         assert session is None or session.totals.counters["replaced"] > 0
         counts.append([forward.counts for forward in forwards])
     assert counts == counts[:1] * len(counts)
-
-
-class AroundTheTap(Spy):
-    """A trainer with a loss that reads the old log-probs and never calls the tap, as the Liger loss up to TRL 1.13."""
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.compute_liger_loss(model, inputs)
-
-    def compute_liger_loss(self, model: Any, inputs: Any) -> Any:
-        assert inputs["old_per_token_logps"].isfinite().all()
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        return model(input_ids=ids).logits.float().mean()
-
-
-@pytest.mark.parametrize(("script", "replaced"), [(SCRIPT, 2), ([ALL_DEAD], 0)], ids=["replayed", "nothing stored"])
-def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(
-    tmp_path: Any, script: Any, replaced: int
-) -> None:
-    """Whatever was drawn."""
-    trainer = make_trainer(tmp_path, Rewards(*script), trainer_class=AroundTheTap, gradient_checkpointing=False)
-    trainer.use_liger_kernel, trainer.rollout_func = True, masked_rollout  # which makes no forward
-    session = trl_replay.attach(trainer)
-    forwards = Forwards(trainer.model.base_model)  # with this setting, TRL 1.14's scoring calls it, not the model
-    trainer.train()
-    assert forwards.counts == {"grad": 4, "no grad": 4}
-    assert session.totals.counters["replaced"] == replaced
-    trl_replay.detach(trainer)
-    with pytest.raises(trl_replay.RefusedError, match="replay_correction='none' needs the loss to call"):
-        trl_replay.attach(trainer, replay_correction="none")
 
 
 def test_23_with_a_learning_rate_of_0_replay_changes_no_completion(tmp_path: Any) -> None:

@@ -14,7 +14,7 @@ from trl_replay import compat
 PACKAGE = Path(trl_replay.__file__).parent
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "compat.py"]
 NAMES = {name for name in (*compat.SEAM, *compat.ATTRIBUTES) if name.startswith("_")}
-NAMES |= {compat.BUFFERED, compat.OTHER_LOSS, compat.REFERENCE_SYNC}
+NAMES |= {compat.BUFFERED, compat.LIGER_LOSS, compat.REFERENCE_SYNC}
 OWNERS = ("trainer", "model", "accelerator", "callback_handler")
 """What the objects of TRL and of the libraries beneath it are called here."""
 

@@ -76,9 +76,6 @@ def test_rows_that_failed_are_masked_and_count_nowhere() -> None:
     buffer.extend(groups)
     assert buffer.table.row_masked.tolist() == [[False] * 4, [False, True, False, False]]
     assert (4 * buffer.table.items == [3 * 4 * 5 + 4 * 5, 3 * 4 * 5]).all()
-    around_the_tap = buffer_of(masks_rows=False)
-    around_the_tap.extend(groups)
-    assert not around_the_tap.table.row_masked.any()
 
 
 def test_log_probs_that_come_later_are_judged_when_they_come() -> None:

@@ -224,8 +224,7 @@ class ReplayBuffer:
         if newcomers is None:
             newcomers = [Newcomer(serial) for serial in self.take_serials(len(groups))]
         rules, hooks, store = self.rules, self.rules.hooks, self._store
-        if rules.masks_rows:
-            groups = _with_failed_masked(groups)
+        groups = _with_failed_masked(groups)
         known = groups.origin != FROM_POLICY
         refused = {
             "it has no trainable token": ~groups.trains.any(axis=1),

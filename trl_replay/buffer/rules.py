@@ -32,7 +32,6 @@ class Rules:
         retire_passes (`int`, *optional*): So many passes of a group solve its prompt (`replay_retire_passes`).
         weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
         draws_same_prompt (`bool`): Whether entries are drawn for slots of their own prompt only.
-        masks_rows (`bool`): Whether rows can be masked: not in a loss that goes around the tap.
         drops (`bool`): Whether a keep rank of -inf lets an entry leave where there is room.
         stateful (`dict[str, Stateful]`): Strategies whose running state travels with checkpoints, by kind.
     """
@@ -45,7 +44,6 @@ class Rules:
     retire_passes: int | None = None
     weigh: Callable[[Table, Context], NDArray[Any]] | None = None
     draws_same_prompt: bool = False
-    masks_rows: bool = True
     drops: bool = False
     stateful: dict[str, Stateful] = field(default_factory=dict)
 

@@ -198,13 +198,12 @@ class Plan:
         self._write(self.entry, self.source)
         return Plan(*(getattr(self, name).copy() for name in self.__slots__[:-1]))
 
-    def fault(self, before: Plan, of_tokens: bool, beside_the_tap: bool) -> str:
+    def fault(self, before: Plan, of_tokens: bool) -> str:
         """Describe a plugin's invalid edit; empty if there is none.
 
         Args:
             before ([`Plan`]): What [`guard`][trl_replay.Plan.guard] returned.
             of_tokens (`bool`): Each token has its own advantage.
-            beside_the_tap (`bool`): The loss goes around the log-prob method.
         """
         if self.entry is not self._placed[0] or self.source is not self._placed[1]:
             return "plan.entry and plan.source are read-only: copy live groups with plan.copy"
@@ -227,8 +226,6 @@ class Plan:
             return "plan.advantages of an empty slot was changed: such rows are placeholders"
         if of_tokens and reshaped.any():
             return "plan.advantages was changed, but this trainer has per-token advantages: mask rows instead"
-        if beside_the_tap and ((self.masked != masked) | (self.silent != silent) | (self.kl != kl)).any():
-            return "rows can't be masked with use_liger_kernel=True, whose loss bypasses the log-prob method"
         self._reshaped = self._reshaped | reshaped
         return ""
 

@@ -13,16 +13,12 @@ REMEDY = " Call the trainer's own loss with super() in an override, or train wit
 class Handshake:
     """Watches one trainer's losses.
 
-    Args:
-        beside_the_tap (`bool`): Every batch holds its log-probs, so that the loss may go around the log-prob method.
-
     Attributes:
         verified (`bool`): Whether a loss has called the tap and then read the old log-probs.
         awaited (`bool`): Whether candidates were collected, and no loss has done so since.
     """
 
-    def __init__(self, beside_the_tap: bool) -> None:
-        self._beside = beside_the_tap
+    def __init__(self) -> None:
         self.verified = False
         self.awaited = False
 
@@ -33,7 +29,7 @@ class Handshake:
             SeamError: It did not call the log-prob method with gradients, or did not use after it the old log-probs
                 and what else the tap writes, or did not choose tokens for the entropy bonus.
         """
-        if not micro.tapped and not self._beside:
+        if not micro.tapped:
             raise SeamError(
                 f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1." + REMEDY
             )
@@ -44,7 +40,7 @@ class Handshake:
                 + REMEDY
             )
         lost = [key for key in (ADVANTAGES, REF_LOGPS) if key in micro and key not in used]
-        if lost and micro.tapped:
+        if lost:
             raise SeamError(
                 f"{LOSS} did not use the {lost[0]!r} that it was given after {LOGPS}, where replay changes those of "
                 f"replayed rows. Put other values into the batch itself before you call super(), as in "

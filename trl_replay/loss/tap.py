@@ -40,7 +40,6 @@ class Tap:
     Args:
         supply ([`Supply`]): What replayed rows get.
         num_generations (`int`): Rows of a group.
-        beside_the_tap (`bool`): Whether every batch holds its log-probs, so that the loss may go around the tap.
         handshake ([`Handshake`]): Is shown what every loss has done.
         errors ([`KeptErrors`]): Where errors go that other processes have not heard of.
         form ([`LossForm`]): How the loss makes ratios.
@@ -54,7 +53,6 @@ class Tap:
         self,
         supply: Supply,
         num_generations: int,
-        beside_the_tap: bool,
         handshake: Handshake,
         errors: KeptErrors,
         form: LossForm,
@@ -62,7 +60,6 @@ class Tap:
     ) -> None:
         self.supply = supply
         self._generations = num_generations
-        self._beside = beside_the_tap
         self.handshake = handshake
         self._errors = errors
         self._trainer = trainer
@@ -113,16 +110,13 @@ class Tap:
         self._denominator = expected.denominator
         self._candidates = {}
 
-    def loss(
-        self, stock: Callable[[Batch], torch.Tensor], inputs: Batch, hands_out: bool | None = None
-    ) -> torch.Tensor:
+    def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch, hands_out: bool = True) -> torch.Tensor:
         """Run the stock loss on a shallow copy of `inputs`, with the tap open.
 
         Args:
             stock (`Callable`): The loss.
             inputs (`dict`): A micro-batch.
-            hands_out (`bool`, *optional*): Whether the loss gets tensors that show in its own copies, too, what the
-                tap writes. It does, unless it may go around the tap.
+            hands_out (`bool`): Whether the loss gets tensors that show in its own copies, too, what the tap writes.
 
         Raises:
             SeamError: The loss did not call the log-prob method with gradients, or did not use after it what the tap
@@ -130,9 +124,7 @@ class Tap:
         """
         if ROWS not in inputs:
             return stock(inputs)
-        micro = MicroBatch(inputs, not self._beside if hands_out is None else hands_out)
-        micro.uses.watched = self._beside  # another loss path may not call the tap: its batch holds everything already
-        self._current = micro
+        self._current = micro = MicroBatch(inputs, hands_out)
         try:
             loss = stock(micro)
         finally:

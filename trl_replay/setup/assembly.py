@@ -80,7 +80,6 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
         retire_passes=config.replay_retire_passes,
         weigh=weigh,
         draws_same_prompt=_draws_same_prompt(settings, made["sampler"]),
-        masks_rows=not loss.beside_the_tap,
         drops=_all_say(_objects(settings, "rank") or [made["evictor"]], "drops"),
         stateful={kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)},
     )
@@ -113,7 +112,6 @@ def of_loss(trainer: Any, settings: Settings) -> OfLoss:
         Bounds(form),
         compat.allows_token_weights(trainer),
         trainer.pad_to_multiple_of,
-        compat.has_other_loss_path(trainer),
     )
 
 

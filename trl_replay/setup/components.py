@@ -28,15 +28,12 @@ class OfLoss:
         bounds ([`Bounds`]): What no replayed row can pass.
         token_weights (`bool`): Whether a correction may give one weight a token.
         pad_to_multiple_of (`int`, *optional*): The trainer's, of a composed batch's widths.
-        beside_the_tap (`bool`): Whether the loss does not call the log-prob method, so that every batch gets a no-grad
-            forward for its log-probs, and no row can be masked.
     """
 
     gates: Gates = field(default_factory=Gates)
     bounds: Bounds = field(default_factory=Bounds)
     token_weights: bool = True
     pad_to_multiple_of: int | None = None
-    beside_the_tap: bool = False
 
 
 @dataclass(slots=True)

@@ -27,13 +27,11 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     Raises:
         RefusedError: There is at least one reason.
     """
-    reasons = [*_misfits(trainer, settings, components.scope)]
+    reasons = [*compat.liger_problems(trainer), *_misfits(trainer, settings, components.scope)]
     reasons += _baselines_over_two_prompts(settings, components)
     reasons += _without_effect_on_kl(trainer, settings)
     if settings.iterates:
         reasons += _without_iterations(trainer, settings, components)
-    if components.loss.beside_the_tap:
-        reasons += _beside_the_tap(settings)
     if compat.is_unsloth(trainer):
         reasons += _untested_with_unsloth(trainer)
     refuse(reasons, trainer, settings, components)
@@ -173,30 +171,6 @@ def _baselines_over_two_prompts(settings: Settings, components: Components) -> I
         f"the same prompt, and replay_sampler={sampler!r} does not say that it draws so (an attribute "
         "same_prompt = True): use replay_sampler='same_prompt', or replay_advantages='stored'"
     )
-
-
-def _beside_the_tap(settings: Settings) -> Iterator[str]:
-    """Settings that a loss which goes around the log-prob method leaves without effect."""
-    config = settings.config
-    inside = {
-        "replay_unfilled": (config.replay_unfilled, ("keep", "intra_batch")),
-        "replay_kl": (config.replay_kl, ("all",)),
-        "replay_iterations": ("replay" if settings.iterates else "same", ("same",)),
-        "replay_weight": (config.replay_weight, (1.0,)),
-        "replay_max_weight": (config.replay_max_weight, (None,)),
-    }
-    for name, (value, outside) in inside.items():
-        if value not in outside:
-            yield (
-                f"{name}={value!r} acts inside {compat.LOGPS}, which use_liger_kernel=True goes "
-                "around: leave it out, or use use_liger_kernel=False"
-            )
-    correction = settings.label("correction")
-    if correction != "ratio":
-        yield (
-            f"replay_correction={correction!r} needs the loss to call {compat.LOGPS}, which "
-            "use_liger_kernel=True goes around: use replay_correction='ratio' or use_liger_kernel=False"
-        )
 
 
 def _untested_with_unsloth(trainer: Any) -> Iterator[str]:

@@ -54,7 +54,6 @@ class Decisions:
         self._success = components.success
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
-        self._beside_the_tap = components.loss.beside_the_tap
         self.mixing = Mixing(components, settings)
         self._judge = Judging(components, settings, self.mixing)
         self._handshake = handshake
@@ -208,7 +207,7 @@ class Decisions:
         table = self._buffer.table
         context = replace(self._context(), iteration=iteration, home=fresh.rows.homes)
         before, advantages = _teaches_nothing(plan, groups), plan.advantages.copy()
-        self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens, beside_the_tap=self._beside_the_tap)
+        self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens)
         items = np.where(plan.masked, 0, plan.column(table.row_items, groups.items))
         tally.items_delta = float(items.sum() - groups.items.sum())
         whole = plan.masked.all(axis=1)

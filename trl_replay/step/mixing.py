@@ -18,7 +18,7 @@ from ..data.plan import Plan
 from ..data.rewards import reward_noise
 from ..data.table import Table
 from ..data.types import NONE, Bools, Floats, Groups, Ints
-from ..errors import ConfigurationError, SeamError
+from ..errors import SeamError
 from ..setup.components import Components
 from ..setup.settings import Settings
 from .fresh_batch import FreshBatch
@@ -173,13 +173,12 @@ class Mixing:
     with.
 
     Args:
-        components ([`Components`]): The hooks, and whether the loss may go around the tap.
+        components ([`Components`]): The hooks, and the buffer that tells their context.
         settings ([`Settings`]): How advantages of mixed groups are made.
     """
 
     def __init__(self, components: Components, settings: Settings) -> None:
         self._hooks = components.hooks
-        self._beside_the_tap = components.loss.beside_the_tap
         self._context = components.buffer.context
         self._settings = settings
 
@@ -187,15 +186,7 @@ class Mixing:
         """Let a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
         were computed for mixed groups."""
         given = None if self._settings.config.replay_dry_run else self._hooks.advantages(groups, self._context())
-        if given is not None:
-            groups = shaped(groups, given)
-        if groups.masked.any() and self._beside_the_tap:
-            raise ConfigurationError(
-                "An advantage is NaN (in a plugin's trl_replay_advantages, or the trainer's own), which masks "
-                "rows inside the loss's log-prob method; "
-                "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."
-            )
-        return groups
+        return groups if given is None else shaped(groups, given)
 
     def mix(
         self, fresh: FreshBatch, slots: Ints, table: Table, drawn: Ints, most: int, tally: Tally

@@ -264,7 +264,6 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.LOGPS: _logps,
     compat.HIGH_ENTROPY: _high_entropy,
     compat.PREPARE: _prepare,
-    compat.OTHER_LOSS: _loss,
     compat.UNSLOTH_LOSS: _unsloth_loss,
     compat.SAVE: _save,
     compat.LOAD: saving.load,

@@ -32,8 +32,6 @@ from resuming import differences, state
 from scripted import build, mixed, run
 from support import Forwards, Spy
 from torch.distributed.tensor import DTensor
-from trl.models.utils import _ForwardRedirection
-from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
@@ -188,50 +186,6 @@ def weights_hash(model: Any) -> str:
     return hashlib.sha256(flat(model).tobytes()).hexdigest()
 
 
-class FusedLoss(torch.autograd.Function):
-    """GRPO's loss from hidden states and the head's weight; as Liger's, it computes all gradients in its forward."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Any, weight: Any, ids: Any, mask: Any, advantages: Any, old: Any, items: Any) -> Any:
-        with torch.enable_grad():
-            inputs = [tensor.detach().requires_grad_() for tensor in (hidden, weight)]
-            logps = torch.log_softmax((inputs[0] @ inputs[1].T).float(), dim=-1)
-            ratio = (logps.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - old).exp()
-            gained = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-            loss = -(gained * mask).sum() / items
-            ctx.save_for_backward(*torch.autograd.grad(loss, inputs))
-        return loss.detach()
-
-    @staticmethod
-    def backward(ctx: Any, scale: Any) -> Any:
-        return *(scale * grad for grad in ctx.saved_tensors), None, None, None, None, None
-
-
-class Liger(Whole):
-    """Takes the path to the loss that TRL up to 1.13 took with `use_liger_kernel`, and later releases have not: the
-    same methods, with `FusedLoss` in the place of liger-kernel's, which needs a GPU."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.use_liger_kernel, self._forward_redirection = True, _ForwardRedirection()
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        plain = self.accelerator.unwrap_model(model)
-        return self._forward_redirection(model, plain, self.compute_liger_loss, plain, inputs)
-
-    def compute_liger_loss(self, unwrapped_model: Any, inputs: Any) -> Any:
-        ids, mask = (torch.cat([inputs[f"{side}_{kind}"] for side in WHERE], dim=1) for kind in ("ids", "mask"))
-        kept = inputs["completion_ids"].size(1)
-        hidden = unwrapped_model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-        head = unwrapped_model.lm_head
-        with maybe_gather_lm_head_ctx(head.weight, head.bias):
-            return FusedLoss.apply(
-                hidden[:, -1 - kept : -1], head.weight, inputs["completion_ids"], inputs["completion_mask"],
-                inputs["advantages"].unsqueeze(1), inputs["old_per_token_logps"],
-                inputs["num_items_in_batch"] / self.accelerator.num_processes,
-            )  # fmt: skip
-
-
 class Cases:
     """Runs with one engine."""
 
@@ -357,7 +311,6 @@ def main(engine: str, folder: Path) -> None:
     shared = {"replay_scope": "sharded", "replay_buffer_size": 2, "replay_seed": 3}
     cases.whole_and_resumed("adapter", 6, adapter=True, **shared)
     cases.run("forward", cases.trainer("forward", 6), replay_record="forward", **shared)
-    cases.run("liger", cases.trainer("liger", 6, trainer_class=Liger), **shared)
     cases.warmed("warm start")
     cases.added_early("added early")
     cases.without_replay("stock")
