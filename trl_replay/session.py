@@ -14,7 +14,6 @@ from typing import Any
 from . import compat
 from .advice.pace import FEWEST_UPDATES, PASSES, in_words
 from .advice.rules import remedy_for_masks
-from .base.living import living
 from .base.pace import Pace
 from .base.sizes import counted as number_of
 from .base.weights import fingerprint
@@ -29,15 +28,15 @@ from .distributed.decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError, SeamError
-from .generation import completions_table
 from .generation.generated import Generated
 from .generation.judge import Judge
 from .generation.rounds import Rounds, Score
+from .generation.trainer_log import add_column, take_column
 from .loss import unsloth
 from .loss.denominator import Denominator
 from .loss.handshake import Handshake
-from .loss.mask_watch import MaskWatch
 from .loss.micro_batch import ROWS
+from .loss.off_policy_stats import MaskWatch
 from .loss.supply import Supply
 from .loss.tap import Tap
 from .protocols import Scope, SessionFiles
@@ -45,10 +44,9 @@ from .reporting import Reporting
 from .setup.components import Components
 from .setup.config import ReplayConfig
 from .setup.settings import Settings
-from .step.carry import StepCarry
+from .step.carry import IterationTemplate, StepCarry
 from .step.decisions import Decisions
 from .step.fresh_batch import FreshBatch
-from .step.template import IterationTemplate
 from .step.training_batch import (
     collect,
     compose_batch,
@@ -248,7 +246,7 @@ class Session:
 
     def put_on(self, trainer: Any) -> None:
         """Add what is on the trainer beside the seam's methods: a column in its table of completions."""
-        completions_table.begin(trainer)
+        add_column(trainer)
 
     def take_off(self, trainer: Any) -> None:
         """Take it away again, and replayed rows that are left in the trainer's buffer: without the tap they can't be
@@ -262,7 +260,7 @@ class Session:
         for micro in ours:
             del micro[ROWS]
             micro.update(unsloth.packed(trainer, micro))
-        completions_table.end(trainer)
+        take_column(trainer)
 
     def saving(self) -> AbstractContextManager[Any]:
         """Hold while a checkpoint is written."""
@@ -668,6 +666,21 @@ class Session:
         self.reporting.log_groups({**total, **since}, fresh.rule.scored, context, values)
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
         self.reporting.record({"replay/seconds": time.perf_counter() - started - generating})
+
+
+def living(trainer: weakref.ref[Any]) -> Any:
+    """Return the trainer of a session.
+
+    Raises:
+        ReplayError: It no longer exists.
+    """
+    found = trainer()
+    if found is None:
+        raise ReplayError(
+            "The trainer of this session no longer exists. Keep a reference to it as long as you read entries or "
+            "export them."
+        )
+    return found
 
 
 def _what_masks(settings: Settings) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trl_replay.strategies.scope_choice import choose_scope
+from trl_replay.strategies.scopes import choose_scope
 
 
 @pytest.mark.parametrize(

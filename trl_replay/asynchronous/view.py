@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..base.living import living
+from ..session import living
 
 
 class Arguments:

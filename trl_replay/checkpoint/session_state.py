@@ -27,7 +27,7 @@ from ..protocols import Columns, SessionLike
 from ..setup import assembly
 from ..setup.components import Components
 from ..setup.settings import Settings
-from ..strategies.scope_choice import SCOPES
+from ..strategies.scopes import SCOPES
 from . import format as files
 from .format import Identity, RankState, plain
 from .reshard import RankShare, TargetRank, reshard

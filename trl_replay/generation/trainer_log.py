@@ -1,5 +1,6 @@
 """TRL's log of a batch generated in several rounds: each metric once over all completions, and the table of
-completions with the rows that are trained on."""
+completions with the rows that are trained on. A column of ours there marks the rows in whose place stored groups
+were trained on."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from ..data.types import Ints
 
 Column: TypeAlias = tuple[str, ...]
 """A column of the table of completions: its name, or that of the mapping it stands in and its name there."""
-NOT_OF_TRL = frozenset({"replay/replaced"})
-"""Columns that are filled when the whole batch is known."""
+REPLACED = "replay/replaced"
+"""Our column, which is filled when the whole batch is known. TRL keeps the last rows in deques, one a column, and
+fails to log where one of them is shorter than the others."""
 COUNTED = "num_tokens"
 """A running count, which TRL keeps itself."""
 TERMINATED = ("mean_terminated_length", "min_terminated_length", "max_terminated_length")
@@ -104,7 +106,7 @@ class TrainerLog:
             column.clear()
             column.extend(self._before.get(name, []) + entries)
         extra = compat.completions_table(self._trainer)["extra"]
-        for name in [name for name, column in extra.items() if not column and name not in NOT_OF_TRL]:
+        for name in [name for name, column in extra.items() if not column and name != REPLACED]:
             del extra[name]  # of a round that failed: no row that is left has a value
 
     def _entries(self, name: Column, origin: Ints) -> list[Any]:
@@ -140,7 +142,7 @@ class TrainerLog:
                 yield (name,), column
                 continue
             for inner, nested in column.items():
-                if inner not in NOT_OF_TRL:
+                if inner != REPLACED:
                     yield (name, inner), nested
 
 
@@ -168,3 +170,28 @@ def _weight(key: str, logged: Round) -> float:
     if key == FAILURES:
         return logged.rows * logged.metrics.get(CALLS, 1.0)
     return float(logged.rows)
+
+
+def add_column(trainer: Any) -> None:
+    """Add the column: rows that were logged before were trained on themselves."""
+    columns = compat.completions_table(trainer)
+    logged = columns["prompt"]
+    unmarked = [False] * len(logged)
+    columns["extra"][REPLACED] = deque(unmarked, maxlen=logged.maxlen)
+
+
+def mark_replaced(trainer: Any, replaced: Sequence[bool]) -> None:
+    """Add a value for each row that the trainer has just logged, those of all processes, in its order.
+
+    Of a scoring that was interrupted it may not be known what was logged: the column has as many rows as the others.
+    """
+    columns = compat.completions_table(trainer)
+    column = columns["extra"][REPLACED]
+    rows = len(columns["prompt"])
+    column.extend(replaced)
+    column.extend([False] * (rows - len(column)))
+
+
+def take_column(trainer: Any) -> None:
+    """Take the column away again."""
+    compat.completions_table(trainer)["extra"].pop(REPLACED, None)

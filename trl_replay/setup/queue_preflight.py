@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..strategies.scope_choice import SCOPES
+from ..strategies.scopes import SCOPES
 from .components import Components
 from .preflight import refuse, retires_never
 from .settings import Settings

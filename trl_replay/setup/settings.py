@@ -13,7 +13,7 @@ from ..base.validation import AUTO, STRATEGY_KINDS, unusable
 from ..data.fields import FieldSpec
 from ..registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Strategy, registry
 from ..specs import Kind
-from ..strategies.scope_choice import choose_scope
+from ..strategies.scopes import choose_scope
 from .config import RULES, ReplayConfig
 
 WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs", "trl_replay_plan")

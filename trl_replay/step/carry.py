@@ -1,4 +1,5 @@
-"""What a session carries from one generation batch to the next."""
+"""What a session carries from one generation batch to the next, and the batch on which further iterations are composed
+(`replay_iterations="replay"`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..batch.candidates import PendingGroups
+from ..loss.tap import Expected
+from .fresh_batch import FreshBatch
 
 SAVED = ("collected_at", "unfinished", "settled")
 """Attributes of [`StepCarry`] that a checkpoint keeps."""
@@ -48,3 +51,21 @@ class StepCarry:
         for name in SAVED:
             setattr(self, name, state[name])
         self.pending = None
+
+
+@dataclass(slots=True)
+class IterationTemplate:
+    """One generation batch, kept until the next one.
+
+    Attributes:
+        fresh ([`FreshBatch`]): The batch before anything was exchanged, with all groups dead: a further iteration may
+            fill each slot.
+        expected ([`Expected`]): What the tap does about the composed batch.
+        micro_batches (`list`, *optional*): The composed batch as the trainer buffers it, once an iteration has begun.
+        step (`int`, *optional*): The trainer's count of micro-batches when an iteration last began.
+    """
+
+    fresh: FreshBatch
+    expected: Expected
+    micro_batches: list[Any] | None = None
+    step: int | None = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.sizes import counted
 from ..base.validation import require, whole
 from ..data.table import Table
 from ..data.types import Floats, Group, Ints
@@ -24,6 +25,10 @@ Parts: TypeAlias = dict[int, list[Group]]
 ERROR_BYTES = 4096
 """The most of an error's text that `agree` sends; longer ones are cut."""
 VERBS = ("share", "agree", "admit", "fetch")
+SCOPES = ("process", "gathered", "sharded")
+"""The built-in ones."""
+FEW_GROUPS = 4
+"""Groups a process and batch below which one buffer for all processes finds more to replay."""
 
 
 class Collectives:
@@ -278,9 +283,35 @@ class ShardedScope(_CommonScope):
 
 def make_auto(accelerator: Any) -> Scope:
     """Return `process` on one process, otherwise `sharded`, which fits any layout. `attach`, which knows the layout,
-    replaces this choice: see `scope_choice`."""
+    replaces this choice: see `choose_scope`."""
     alone = accelerator is None or int(accelerator.num_processes) == 1
     return ProcessScope(accelerator) if alone else ShardedScope(accelerator)
+
+
+class ScopeChoice(NamedTuple):
+    """A chosen scope, with the reason."""
+
+    name: str
+    reason: str
+
+
+def choose_scope(processes: int, rows: int, size: int) -> ScopeChoice:
+    """Choose the scope for a layout.
+
+    Args:
+        processes (`int`): How many there are.
+        rows (`int`): Rows of each process's generation batch.
+        size (`int`): `num_generations`.
+    """
+    groups, rest = divmod(rows, size)
+    if processes == 1:
+        return ScopeChoice("process", "there is one process")
+    if rest:
+        return ScopeChoice("sharded", f"groups of {size} straddle processes of {rows} rows each")
+    each = f"each process has {counted(groups, 'group')} a batch"
+    if groups < FEW_GROUPS:
+        return ScopeChoice("sharded", f"{each}, fewer than {FEW_GROUPS}: one buffer for all finds more to replay")
+    return ScopeChoice("process", f"{each}, and all of their rows")
 
 
 def _rows_of(table: Table, arrivals: Sequence[Arrival]) -> Ints:

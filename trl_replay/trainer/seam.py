@@ -15,7 +15,7 @@ from ..asynchronous.session import AsyncSession
 from ..checkpoint import saving
 from ..distributed.decision import RUNS
 from ..errors import AttachError
-from ..generation import completions_table
+from ..generation.trainer_log import mark_replaced, take_column
 from ..loss import unsloth
 from ..loss.micro_batch import ROWS
 from ..session import Session
@@ -75,7 +75,7 @@ def leave(trainer: Any, session: AnySession) -> None:
     if session.scoring:
         return  # `_score` comes back to it at its end
     if session.components.processes > 1 and trainer.is_in_train:
-        completions_table.end(trainer)
+        take_column(trainer)
     else:
         take_off(trainer, session)
 
@@ -167,7 +167,7 @@ def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inpu
         return unsloth.as_unsloth(trainer, composed)
     finally:
         session.judge.rewards = None
-        completions_table.mark(trainer, session.replaced)
+        mark_replaced(trainer, session.replaced)
         if session.detached and _is_ours(trainer.__dict__.get(compat.SCORE), session):
             leave(trainer, session)
 
