@@ -60,6 +60,8 @@ LEFT_OUT: dict[str, tuple[Settings, dict[str, Any]]] = {
     "sample_efficient": (PRESET, {**FIVE, **ANCHOR}),
     "ratio for topr": ({**PRESET, "replay_correction": "ratio"}, {**FIVE, **ANCHOR}),
     "2 iterations": (PRESET, {"num_iterations": 2, **ANCHOR}),
+    "4 iterations": (PRESET, {"num_iterations": 4, **ANCHOR}),
+    "4 iterations, least_used": ({**PRESET, "replay_sampler": "least_used"}, {"num_iterations": 4, **ANCHOR}),
     "the same batch again": ({**PRESET, "replay_iterations": "same"}, {**FIVE, **ANCHOR}),
     "no anchor": ({**PRESET, "replay_kl": "all"}, FIVE),
     "no balance": ({**PRESET, "replay_sampler": "uniform", "replay_evictor": "fifo"}, {**FIVE, **ANCHOR}),
@@ -70,7 +72,7 @@ SUMS: dict[str, tuple[Settings, dict[str, Any]]] = {
     "stock": (None, {}),
     "defaults": ({}, {}),
     "replay_reward": ({"replay_reward": "reward"}, {}),
-    "low_std": ({"replay_selector": "low_std"}, {}),
+    "low_std": ({"replay_selector": "low_std", "replay_record": "loss"}, {}),  # as it was measured
 }
 """Ways to replay where the sum of the reward functions is hardly ever equal over a group."""
 ARMS_OF = {"arms": ARMS, "parts": LEFT_OUT, "sums": SUMS}

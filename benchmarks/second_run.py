@@ -49,6 +49,7 @@ ARMS: dict[str, dict[str, Any]] = {
 TEXTS = ("prompt", "completion", "reward/reward", "answer")
 """The columns of a file without token ids and log-probs."""
 SUPERVISED = "SFTTrainer on the successes"
+ONLINE = "stock, generating again"
 
 
 def file_of(task: str, seed: int, out: Path) -> Path:
@@ -143,22 +144,36 @@ def perform(run: Run, path: Path) -> None:
         file.write(json.dumps({**last, "is_over": True}) + "\n")
 
 
+def online() -> dict[Run, dict[str, Any]]:
+    """The last lines of stock's runs at the other rates, which generate again; they are in another ledger."""
+    runs = study.ledger(RESULTS.with_name("updates_per_batch.jsonl"))
+    return {
+        replace(run, arm=ONLINE): lines[-1]
+        for run, lines in runs.items()
+        if run.arm == "stock"
+        and run.rate in RATES.get(run.task, ())
+        and run.seed in SEEDS
+        and run.rate != FIRST[run.task]
+    }
+
+
 def table(done: dict[Run, dict[str, Any]]) -> list[str]:
     """A row a task, arm, and rate, as Markdown: sampled accuracy at the end, and minus the first run's."""
     rows = ["| task | run | rate | seeds | completions | sampled accuracy | minus the first run's | pass@8 |"]
     rows.append("|" + "---|" * 8)
-    keys = dict.fromkeys((run.task, run.arm, run.rate) for run in queue())
+    done = {**done, **online()}
+    keys = dict.fromkeys((run.task, run.arm, run.rate) for run in (*queue(), *online()))
     for task, arm, rate in keys:
         found = {run.seed: last for run, last in done.items() if (run.task, run.arm, run.rate) == (task, arm, rate)}
         first = {run.seed: last["sampled"] for run, last in done.items() if (run.task, run.arm) == (task, "first run")}
         if not found:
             continue
         gains = [last["sampled"] - first[seed] for seed, last in found.items() if seed in first]
-        is_first, is_supervised = arm == "first run", arm == SUPERVISED
+        is_first, is_supervised = arm in ("first run", ONLINE), arm == SUPERVISED
         generated = TASKS[task].rollouts if is_first else 0 if is_supervised else TASKS[task].groups * TASKS[task].size
         cells = [task, arm, f"{rate:g}", str(len(found)), f"{generated:,}"]
         cells.append(f"{np.mean([last['sampled'] for last in found.values()]):.2f}")
-        cells.append("–" if is_first or not gains else mean_and_error(gains))
+        cells.append("–" if arm == "first run" or not gains else mean_and_error(gains))
         cells.append(f"{np.mean([last['pass_at_8'] for last in found.values()]):.2f}")
         rows.append(f"| {' | '.join(cells)} |")
     return rows

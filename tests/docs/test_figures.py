@@ -118,6 +118,24 @@ def test_what_the_study_of_replay_on_a_real_model_has_found_is_what_the_page_say
     assert "\n".join(study.to_the_goal(study.finished())) in page, "python benchmarks/when_it_pays.py --table"
 
 
+def test_what_a_second_run_was_measured_to_learn_is_what_the_page_says() -> None:
+    second = importlib.import_module("second_run")
+    page = (ROOT / "docs" / "evidence-second-run.md").read_text()
+    assert "\n".join(second.table(second.finished(second.RESULTS))) in page, "python benchmarks/second_run.py --table"
+
+
+def test_a_dry_run_on_a_gpu_logged_what_stock_did() -> None:
+    """The same seeds and rates in two ledgers: runs without replay, and with a dry run."""
+    study, second = importlib.import_module("when_it_pays"), importlib.import_module("second_run")
+    stock = study.ledger(second.RESULTS.with_name("updates_per_batch.jsonl"))
+    dry = {run: lines for run, lines in study.ledger(second.RESULTS).items() if run.arm == "first run"}
+    assert len(dry) == 6
+    for run, lines in dry.items():
+        for one, other in zip(lines, stock[study.Run(run.task, "stock", run.rate, run.seed)], strict=False):
+            for name in ("batch", "reward", "sampled", "entropy", "grad_norm", "found"):
+                assert one.get(name) == other.get(name)
+
+
 def test_the_hours_that_the_preset_saves_are_what_the_page_says() -> None:
     study, completions = importlib.import_module("when_it_pays"), importlib.import_module("completions")
     passes = study.ARMS["sample_efficient"].passes
