@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from chat import attached, chat_trainer, stored
+from chat import QUESTION, attached, chat_trainer, stored
 from datasets import Dataset, load_dataset
 from support import DEAD, LIVE, Rewards, Spy
 from teacher import IDS, rows, rows_of
@@ -233,6 +233,27 @@ def test_174_texts_that_trl_logged_without_special_tokens_get_the_datasets_promp
     assert stored(session, key="prompt_ids") == ["<bos><turn>user 1=<end>\n<turn>assistant "]
     reason = "a row was refused: TRL logged its prompt without special tokens, and none of the dataset is logged so"
     assert session.totals.reasons[reason] == 4
+
+
+VERL = {"input": "prompt", "output": "completion", "score": "reward"}
+
+
+def of_verl(prompt: str) -> list[dict[str, Any]]:
+    """What its `rollout_data_dir` holds: texts without special tokens."""
+    return [{"input": prompt, "output": row["completion"], "score": row["reward"], "step": 1} for row in ROWS]
+
+
+@pytest.mark.parametrize("dataset", [QUESTION, "<bos><turn>user 1=<end>\n<turn>assistant "], ids=["messages", "texts"])
+def test_180_texts_that_others_logged_without_special_tokens_get_the_datasets_prompts(
+    tmp_path: Path, dataset: Any
+) -> None:
+    (tmp_path / "1.jsonl").write_bytes(in_lines(of_verl("user 1=\nassistant ")))
+    session = attached(chat_trainer(tmp_path, prompt=dataset))
+    assert session.add(tmp_path / "1.jsonl", columns=VERL) == 1
+    assert stored(session, key="prompt_ids") == ["<bos><turn>user 1=<end>\n<turn>assistant "]
+    assert stored(session) == ["2<end>", "3<end>", "4<end>", "5<end>"]
+    with pytest.warns(UserWarning, match="texts without a chat template"):
+        session.add(of_verl("user 2=\nassistant "), columns=VERL)
 
 
 def test_174_files_are_read_as_datasets_reads_them(session: Any, tmp_path: Path) -> None:

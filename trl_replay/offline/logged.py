@@ -1,7 +1,8 @@
-"""Rows of the tables of completions that TRL logs. Up to release 1.14 they hold texts without special tokens."""
+"""Prompts that were logged as texts without special tokens: by TRL up to release 1.14, by verl, and by others."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +14,7 @@ from .tokens import RowError, Tokens
 
 
 class LoggedPrompts:
-    """Finds the prompts of the dataset that TRL logged as texts.
+    """Finds the prompts of the dataset that were logged as texts.
 
     Args:
         trainer (`trl.GRPOTrainer`): With the dataset.
@@ -23,25 +24,42 @@ class LoggedPrompts:
 
     def __init__(self, trainer: Any, tasks: Tasks, tokens: Tokens) -> None:
         self._has_tools = compat.has_tools(trainer)
+        self._has_environments = compat.has_environments(trainer)
         self._tokenizer = compat.tokenizer(trainer)
         self._tokens = tokens
         self._dataset = dataset_of(trainer, tasks)
 
-    def restored(self, row: Row) -> Row:
+    def restored(self, row: Row, by_trl: bool) -> Row:
         """Return a row with its prompt as the dataset has it.
+
+        Args:
+            row (`Row`): Whose prompt counts, not its token ids.
+            by_trl (`bool`): Whether TRL logged it.
 
         Raises:
             RowError: The log does not tell enough.
         """
-        if not isinstance(row["prompt"], str):
+        prompt = row["prompt"]
+        if not isinstance(prompt, str) or not (by_trl or self.lacks_template(self._tokens.prompt(prompt))):
             return row
-        if self._has_tools:
-            raise RowError("TRL logged it as one text, which does not tell the words of tools")
-        if row["prompt"] in self._by_text:
-            return {**row, "prompt": self._by_text[row["prompt"]]}
-        if self._dataset.size is None or any(text != prompt for text, prompt in self._by_text.items()):
+        if self._has_tools and (by_trl or prompt in self._by_text):
+            raise RowError("it was logged as one text, which does not tell the words of tools")
+        if prompt in self._by_text:
+            return {**row, "prompt": self._by_text[prompt]}
+        if by_trl and (self._dataset.size is None or any(text != one for text, one in self._by_text.items())):
             raise RowError("TRL logged its prompt without special tokens, and none of the dataset is logged so")
         return row
+
+    def lacks_template(self, prompt_ids: Sequence[int]) -> bool:
+        """Tell whether a prompt holds none of the special tokens that the dataset's have around their words."""
+        return bool(self._markers) and self._markers.isdisjoint(prompt_ids)
+
+    @cached_property
+    def _markers(self) -> frozenset[int]:
+        if not self._dataset.size or self._has_environments:
+            return frozenset()
+        prompt = self._dataset.row(0).get("prompt")
+        return frozenset() if prompt is None else self._tokens.left_out(prompt)
 
     @cached_property
     def _by_text(self) -> dict[str, Any]:

@@ -131,7 +131,8 @@ def read_groups(trainer: Any, tasks: Tasks, reading: Reading, tally: Tally) -> l
     name = reading.name
     tokens = Tokens(trainer)
     sources = read_sources(reading.source, reading.columns, trainer.reward_func_names)
-    gathered = _gathered(trainer, tasks, sources, tokens, tally)
+    logged = LoggedPrompts(trainer, tasks, tokens)
+    gathered = _gathered(trainer, tasks, sources, tokens, logged, tally)
     members = [member for one in gathered for member in one.members]
     size = trainer.num_generations
     rng = np.random.default_rng(trainer.args.seed)
@@ -147,7 +148,7 @@ def read_groups(trainer: Any, tasks: Tasks, reading: Reading, tally: Tally) -> l
     if trainer.accelerator.is_main_process:
         _warn_of_order(sorted_by_reward, name)
         _warn_of_other_functions(trainer, members, groups, name)
-        _warn_of_plain_texts(trainer, tokens, members, name)
+        _warn_of_plain_texts(trainer, tokens, logged, members, name)
         _warn_of_ends(trainer, tokens, members)
     return _fitting(trainer, groups, name, tally)
 
@@ -182,20 +183,24 @@ def _is_messages(row: Row) -> bool:
     return not isinstance(row["prompt"], str) or not isinstance(row["completion"], str)
 
 
-def _warn_of_plain_texts(trainer: Any, tokens: Tokens, members: Sequence[Member], source: str) -> None:
-    """Warn of texts that lack the chat template which the trainer puts around its dataset's messages."""
+def _warn_of_plain_texts(
+    trainer: Any, tokens: Tokens, logged: LoggedPrompts, members: Sequence[Member], source: str
+) -> None:
+    """Warn of texts that lack the chat template of the dataset's prompts."""
     dataset = trainer.train_dataset
     texts = [member for member in members if isinstance(member.row["prompt"], str) and not _has_ids(member.row)]
     if not texts or compat.streams(dataset) or compat.has_environments(trainer) or not len(dataset):
         return
+    lacking = any(logged.lacks_template(member.prompt_ids.tolist()) for member in texts)
     messages = dataset[0].get("prompt")
-    if not isinstance(messages, list):
-        return
-    ending = tokens.prompt(messages)[-1]
-    if all(member.prompt_ids[-1] != ending for member in texts):
+    if not lacking and isinstance(messages, list):
+        ending = tokens.prompt(messages)[-1]
+        lacking = all(member.prompt_ids[-1] != ending for member in texts)
+    if lacking:
+        form = "messages" if isinstance(messages, list) else "texts in one"
         warnings.warn(
-            f"The prompts in {source} are texts without a chat template, and those of the dataset are messages: the "
-            "model never gets such prompts. Give messages, as in the dataset.",
+            f"Prompts in {source} are texts without a chat template, and those of the dataset are {form}: the model "
+            "never gets such prompts. Give them as the dataset has them.",
             stacklevel=3,
         )
 
@@ -229,13 +234,14 @@ def _is_sorted(groups: Sequence[OfflineGroup]) -> bool:
     return alike and len({float(of_group[0]) for of_group in known}) > 1
 
 
-def _gathered(trainer: Any, tasks: Tasks, sources: Sequence[Source], tokens: Tokens, tally: Tally) -> list[Gathered]:
+def _gathered(
+    trainer: Any, tasks: Tasks, sources: Sequence[Source], tokens: Tokens, logged: LoggedPrompts, tally: Tally
+) -> list[Gathered]:
     """Rows that belong together, if all of them can be used. A row that the trainer could not have made is counted,
     and left out."""
     vocabulary = compat.vocabulary_size(trainer)
     gathered: dict[str, Gathered] = defaultdict(Gathered)
     tasks_of: dict[str, FileTasks] = {}
-    logged = LoggedPrompts(trainer, tasks, tokens)
     for index, source in enumerate(sources):
         metadata = json.dumps(source.metadata, sort_keys=True)
         if metadata not in tasks_of:
@@ -247,7 +253,8 @@ def _gathered(trainer: Any, tasks: Tasks, sources: Sequence[Source], tokens: Tok
             row = checked(given, label, vocabulary)
             one = Gathered()
             try:
-                row = logged.restored(row) if source.logged else row
+                by_ids = same_tokenizer and _has_ids(row)
+                row = row if by_ids and not source.logged else logged.restored(row, source.logged)
                 task, group = of_file.of(row), row.get("group")
                 key = [task, row["prompt"]] if group is None else [f"file {index}", group]
                 one = gathered[json.dumps(key, sort_keys=True, default=str)]

@@ -62,6 +62,12 @@ class Tokens:
             self._last = key, self._of_prompt(prompt)
         return self._last[1]
 
+    def left_out(self, prompt: Any) -> frozenset[int]:
+        """Return the tokens of a prompt that a text without special tokens lacks, but those that the tokenizer puts
+        around any text."""
+        candidates = self._added.intersection(self.prompt(prompt)).difference(self.prompt(""))
+        return frozenset(one for one in candidates if not self._tokenizer.decode([one], skip_special_tokens=True))
+
     def _of_prompt(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return self._begun_once(prompt)
