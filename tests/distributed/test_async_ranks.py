@@ -45,6 +45,14 @@ def test_98_the_main_process_alone_is_filled_from_a_file(ranks: Results) -> None
     assert main["weights"] == other["weights"]
 
 
+def test_181_a_file_that_can_not_be_read_stops_both(ranks: Results) -> None:
+    """The other one waited for samples that never come."""
+    main, other = ranks("warms from a torn file")
+    assert (main["type"], other["type"]) == ("ReplayError", "ReplayError")
+    assert "lacks completion" in main["text"]
+    assert "rank 0: ReplayError: Row 0 of" in other["text"]
+
+
 def test_both_write_and_read_checkpoints(ranks: Results) -> None:
     saved, resumed = ranks("saves"), ranks("resumes")
     assert [rank["text"] for rank in (*saved, *resumed)] == [""] * 4

@@ -19,6 +19,7 @@ from ..base.sizes import counted
 from ..batch.stored import logps_dtype
 from ..data.prompt_table import PromptTable
 from ..data.types import Entry
+from ..distributed.all_ranks import run_on_all_ranks
 from ..distributed.roll_call import roll_call_of
 from ..errors import ReplayError
 from ..protocols import SessionFiles
@@ -111,7 +112,8 @@ class AsyncSession:
         self.roll_call.training = False
         self.buffer.clock.planned = updates
         self.roll_call.for_training()
-        self.files.warm_start()
+        if self.config.replay_warm_start is not None:
+            run_on_all_ranks(self.files.warm_start, ReplayError)
 
     def updated(self) -> None:
         """The optimizer has made an update: the samples that it trained on are done."""

@@ -66,6 +66,9 @@ def cases(folder: Path) -> Iterator[tuple[str, int, Callable[[], Any]]]:
     yield "resumes", TIMEOUT, partial(trained, folder / "saves", replays, 3, max_steps=8)
     warm = {"replay_warm_start": str(folder / "replay" / "groups.parquet")}
     yield "warms", TIMEOUT, partial(trained, folder / "warms", warm)
+    torn = folder / "torn.jsonl"
+    torn.write_text('{"prompt": "1="}')
+    yield "warms from a torn file", TIMEOUT, partial(trained, folder / "torn", {"replay_warm_start": str(torn)})
     yield "differs", TIMEOUT, partial(trained, folder / "differs", {"replay_max_age": 3 + RANK})
 
 
