@@ -238,6 +238,21 @@ def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
+def savings_of_preset(done: dict[Run, list[dict[str, Any]]], name: str) -> list[completions.Saving]:
+    """Of the preset with two updates, beside stock with one."""
+    found = at_their_rates(done, name)
+    runs = [
+        [completions.Measured.of(lines, TASKS[name].batch) for lines in found[arm][1]]
+        for arm in ("stock", "sample_efficient")
+    ]
+    return [completions.saving(*both) for both in zip(*runs, strict=True)]
+
+
+def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """Further rows of the study's headline, for the README."""
+    return [study.of_preset(f"{name}, on a GPU", TASKS[name], savings_of_preset(done, name)) for name in FIRST]
+
+
 def beside(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """A row a task and arm that is whole, as Markdown: means of the last lines."""
     rows = ["| task | arm | updates a batch | pass@8 | dead groups | entropy | found, not learned |", "|" + "---|" * 7]

@@ -608,15 +608,18 @@ def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     rows = ["| SmolLM2-135M | completions to stock's final accuracy | times fewer | final accuracy, stock → preset |"]
     rows.append("|---|---|---|---|")
     for name in sorted(TASKS, key=lambda name: name not in AGAIN):
-        task, savings = TASKS[name], savings_of(done, name)["sample_efficient"]
-        ends = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
-        there = completions.median_and_range([task.batch * saving.arm.generated for saving in savings])
-        of_stock = f"{task.rollouts:,}"
-        times = completions.times_fewer([saving.share for saving in savings])
         prompts = "a list that comes again" if name in AGAIN else "held-out prompts"
-        cells = [f"{name}: {prompts}, {len(savings)} seeds", f"{there}; stock {of_stock}", times]
-        rows.append(f"| {' | '.join(cells)} | {ends[0]:.2f} → {ends[1]:.2f} |")
+        rows.append(of_preset(f"{name}: {prompts}", TASKS[name], savings_of(done, name)["sample_efficient"]))
     return rows
+
+
+def of_preset(told: str, task: Task, savings: list[completions.Saving]) -> str:
+    """A row of that table."""
+    ends = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
+    there = completions.median_and_range([task.batch * saving.arm.generated for saving in savings])
+    times = completions.times_fewer([saving.share for saving in savings])
+    cells = [f"{told}, {len(savings)} seeds", f"{there}; stock {task.rollouts:,}", times]
+    return f"| {' | '.join(cells)} | {ends[0]:.2f} → {ends[1]:.2f} |"
 
 
 def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:

@@ -118,6 +118,13 @@ def test_what_the_study_of_replay_on_a_real_model_has_found_is_what_the_page_say
     assert "\n".join(study.to_the_goal(study.finished())) in page, "python benchmarks/when_it_pays.py --table"
 
 
+def test_what_several_updates_a_batch_were_measured_to_save_is_what_the_page_says() -> None:
+    ratio = importlib.import_module("updates_per_batch")
+    done, page = ratio.finished(), (ROOT / "docs" / "evidence-ratio.md").read_text()
+    told = [ratio.to_the_goal(done)[2:], ratio.beside(done), ratio.curve(done, "french")[:3]]
+    assert all("\n".join(rows) in page for rows in told), "python benchmarks/updates_per_batch.py --table"
+
+
 def test_what_a_second_run_was_measured_to_learn_is_what_the_page_says() -> None:
     second = importlib.import_module("second_run")
     page = (ROOT / "docs" / "evidence-second-run.md").read_text()
@@ -160,9 +167,14 @@ def test_what_the_readme_says_of_the_preset_and_of_the_defaults_was_measured() -
     report = importlib.import_module("when_it_pays_report")
     study, readme = report.study, " ".join((ROOT / "README.md").read_text().split())
     done = study.finished()
-    assert "\n".join(study.headline(done)) in (ROOT / "README.md").read_text()
+    ratio = importlib.import_module("updates_per_batch")
+    rows = [*study.headline(done), *ratio.headline(ratio.finished())]
+    assert "\n".join(rows) in (ROOT / "README.md").read_text()
     shares = [saving.share for task in study.AGAIN for saving in study.savings_of(done, task)["sample_efficient"]]
-    assert f"with {1 / max(shares):.1f} to {1 / min(shares):.1f} times fewer completions" in readme
+    shares += [saving.share for task in ratio.FIRST for saving in ratio.savings_of_preset(ratio.finished(), task)]
+    sooner = sum(share < 1 for share in shares)
+    assert f"fewer completions on {sooner} of {len(shares)} seeds of a real model" in readme
+    assert f"{1 / np.median(shares):.1f} times fewer in the median" in readme
     of_defaults = {dot.task: dot for dot in report.dots() if dot.arm == "defaults"}
     stuck = sorted(dot.gain for dot in of_defaults.values() if dot.unsolved >= report.STUCK)
     assert len(stuck) == 4
