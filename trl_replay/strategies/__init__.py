@@ -45,8 +45,8 @@ For completions that exist already: a fresh policy trains on a file, and generat
 groups of the file that were used least, in passes.
 
 It needs `replay_warm_start`, and of GRPOConfig `num_iterations` and `max_steps` both set to the number of updates.
-`replay_correction="imitation"` trains on the successes alone; with `"ratio"` most tokens soon leave the loss's clip
-region. docs/howto/have-completions.md has the steps.
+`replay_correction="imitation"` trains on the successes alone, as TRL's SFTTrainer does, which learned as much where
+answers are right or wrong; with `"ratio"` the run ends lower. docs/howto/have-completions.md has the steps.
 """
 
 
