@@ -127,8 +127,8 @@ class Division(NamedTuple):
 
 
 class Scope(Protocol):
-    """Shares a buffer among processes, and is the only communication. Every rank calls each verb once per batch, in
-    this order, even with nothing to send.
+    """Shares a buffer among processes, and is the only communication. Every rank calls the same verbs in the
+    same order, once per batch and round, even with nothing to send.
 
     Attributes:
         division ([`Division`]): Decides capacity and seed, how files fill the buffer, and how another number of

@@ -1,4 +1,4 @@
-"""The session of an asynchronous trainer: the same buffer, strategies and metrics, fed by its queue."""
+"""The session of an asynchronous trainer: the same buffer, strategies and metrics, for its queue."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Groups:
         dead (`(n,)` bool): Whether a group's advantages teach nothing: TRL's own do not differ beyond float noise, or
             those that the trainer or a plugin shaped are all next to 0; or no row that has one trains a token.
         update (`(n,)` int64): Optimizer updates done when the group was generated.
-        prompt (`(n,)` int64): A hash of the group's prompt tokens.
+        prompt (`(n,)` int64): The key of the group's task, a hash.
         behavior_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
             generated them. None until they are known (a selector sees fresh groups). NaN where a file has none: they
             are computed only for groups that stay in the buffer.
