@@ -12,7 +12,7 @@ PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "out
 GENERATED = re.compile(r"^<!-- ([\w: ]+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 WRITTEN = {path.relative_to(DOCS).as_posix(): GENERATED.sub("", path.read_text()) for path in PAGES}
 WORDS = {page: len(re.findall(r"\S*\w\S*", text)) for page, text in WRITTEN.items()}
-"""With a letter or a digit: the borders of tables are none. What is generated from the code, or from a ledger, is not counted."""
+"""With a letter or a digit: the borders of tables are none. What is generated is not counted."""
 IN_ALL = 35_500
 A_PAGE = 1_500
 REFERENCE = {"compatibility.md", "hooks.md", "metrics.md", "reference/settings.md", "reference/strategies.md"}
