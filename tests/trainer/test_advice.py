@@ -16,7 +16,7 @@ from trl_replay_papers import METHODS
 
 import trl_replay
 from trl_replay.advice.outcome import outcome_of
-from trl_replay.advice.rules import RULES, advise, of_caps
+from trl_replay.advice.rules import RULES, advise, of_caps, what_to_change
 from trl_replay.report.page import write_report
 from trl_replay.testing import make_trainer
 
@@ -437,3 +437,17 @@ def test_the_outcome_and_a_fall_go_by_the_reward_that_counts(tmp_path: Path) -> 
     plain = [{key: value for key, value in entry.items() if "judged_by" not in key} for entry in
              trainer.state.log_history]  # fmt: skip
     assert str(outcome_of(plain)).startswith("reward 0.65 → 0.75 (accuracy 0.5 → 0; length 0.15 → 0.75) over")
+
+
+def test_a_reward_that_fell_is_told_where_no_rule_names_a_fault() -> None:
+    """Half of what a run that replay hurt logs: it rose, and slid back above where it began."""
+    rewards = [0.1 + 0.008 * min(step, 50) - 0.004 * max(0, step - 50) for step in range(100)]
+    log = [
+        {"step": step, "reward": reward, "rewards/right/mean": reward, "frac_reward_zero_std": 0.1,
+         "replay/dead_fraction": 0.1, "replay/dead_fraction_after": 0.0, "replay/replaced_fraction": 0.1}
+        for step, reward in enumerate(rewards, 1)
+    ]  # fmt: skip
+    (told,) = what_to_change(log, trl_replay.ReplayConfig().to_dict())
+    assert "the reward fell from 0.49 to 0.32: go back to a checkpoint from before, and try half the" in told
+    (told,) = what_to_change(log[:60], trl_replay.ReplayConfig().to_dict())
+    assert "fell" not in told

@@ -20,6 +20,7 @@ class Outcome(NamedTuple):
         key (`str`): It in the log.
         first, last (`float`): Its means over the first and the last steps.
         width (`int`): How many steps these are.
+        best (`float`): The highest mean over as many steps.
         steps (`int`): Logged steps.
         updates (`float`): The last one; 0 for a log that names no steps.
         generated_once (`bool`): Whether further steps trained on stored groups, and none generated.
@@ -34,6 +35,7 @@ class Outcome(NamedTuple):
     first: float
     last: float
     width: int
+    best: float
     steps: int
     updates: float
     generated_once: bool
@@ -115,8 +117,9 @@ def _of(entries: Log, name: str, key: str) -> Outcome | None:
         return None
     values = numbers(told, key)
     width = at_ends(len(values))
-    first, last = (sum(part) / width for part in (values[:width], values[-width:]))
+    means = [sum(values[at : at + width]) / width for at in range(len(values) - width + 1)]
+    first, last, best = means[0], means[-1], max(means)
     rollouts = told[-1].get(ROLLOUTS) if is_number(told[0].get(ROLLOUTS)) else None
     completions = rollouts if is_number(rollouts) else None
     updates = 0 if COUNTED_STEP in told[-1] else told[-1]["step"]
-    return Outcome(name, key, first, last, width, len(values), updates, False, completions, [], [], [])
+    return Outcome(name, key, first, last, width, best, len(values), updates, False, completions, [], [], [])

@@ -163,6 +163,8 @@ EARNED = "reward (share of its best)"
 [`FEWEST_TO_FALL`]; 1 where the best is below [`LEARNED`]."""
 ROSE = "the reward rose"
 LEARNED, FEWEST_TO_FALL = 0.1, 20
+FALL = 0.25
+"""Share of its best by which a reward has fallen that no rule explains."""
 OWN_SETTINGS = Given("replay_preset", (None,))
 """No preset has chosen them."""
 COUNT_FIRST = Option(
@@ -603,6 +605,15 @@ def nothing(about: str, came_to: Outcome | None) -> str:
         return "no rule names a fault, but the reward on evaluation prompts did not rise: try half the learning_rate"
     if not about.startswith("logged"):
         return f"too early to tell ({about})"
+    if (
+        came_to is not None
+        and came_to.steps >= FEWEST_TO_FALL
+        and came_to.best - came_to.last > FALL * abs(came_to.best)
+    ):
+        return (
+            f"no rule names a fault by {about}, but the reward fell from {came_to.best:.2g} to {came_to.last:.2g}: go "
+            "back to a checkpoint from before, and try half the learning_rate"
+        )
     if came_to is not None and came_to.steps >= FEWEST_TO_FALL and not came_to.rose:
         return f"no rule names a fault by {about}, but the reward did not rise"
     return f"nothing, by {about}"
