@@ -616,9 +616,12 @@ def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
 def of_preset(told: str, task: Task, savings: list[completions.Saving]) -> str:
     """A row of that table."""
     ends = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
-    there = completions.median_and_range([task.batch * saving.arm.generated for saving in savings])
+    there, stock = (
+        completions.median_and_range([task.batch * spent.generated for spent in of_arm])
+        for of_arm in ([saving.arm for saving in savings], [saving.stock for saving in savings])
+    )
     times = completions.times_fewer([saving.share for saving in savings])
-    cells = [f"{told}, {len(savings)} seeds", f"{there}; stock {task.rollouts:,}", times]
+    cells = [f"{told}, {len(savings)} seeds", f"{there}; stock {stock}", times]
     return f"| {' | '.join(cells)} | {ends[0]:.2f} → {ends[1]:.2f} |"
 
 
