@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import completions
 import real_model_report
 import when_it_pays as study
+from completions import Measured
 
 from trl_replay.advice.logged import dead_bounds
 
@@ -188,6 +190,22 @@ def verdict(found: list[Dot]) -> str:
     return f"{sum(tiny)} of {len(tiny)} arms on tiny tasks and {sum(real)} of {len(real)} on the real model"
 
 
+def panels() -> Iterator[tuple[str, dict[str, list[Measured]], int]]:
+    """A title, the runs of each arm, and completions of a batch: of both lists, on a CPU and then on a GPU."""
+    import updates_per_batch as ratio
+
+    done = study.finished()
+    for name in study.AGAIN:
+        of_arms = {arm: list(runs.values()) for arm, runs in study.measured_by_arm(done, name).items()}
+        yield f"{name}, {len(of_arms['stock'])} seeds", of_arms, study.TASKS[name].batch
+    done = ratio.finished()
+    for name in study.AGAIN:
+        batch = ratio.TASKS[name].batch
+        found = ratio.at_their_rates(done, name)
+        of_arms = {arm: [Measured.of(lines, batch) for lines in runs] for arm, (_, runs) in found.items()}
+        yield f"{name}, on a GPU, {len(of_arms['stock'])} seeds", of_arms, batch
+
+
 def draw(path: Path) -> None:
     """Accuracy over completions on the lists that come again: the mean of the seeds, and between which they lie."""
     import matplotlib
@@ -196,22 +214,22 @@ def draw(path: Path) -> None:
     from matplotlib import pyplot
 
     pyplot.rcParams["font.size"] = 14  # can be read on a phone
-    done = study.finished()
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
-    for axis, name in zip(axes, ("french", "products"), strict=True):
-        of_arms, batch = study.measured_by_arm(done, name), study.TASKS[name].batch
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 7.5), sharey=True, layout="constrained")
+    for axis, (title, of_arms, batch) in zip(axes.flat, panels(), strict=True):
         for arm, color in (("stock", "#666666"), ("sample_efficient", "#1a7f37")):
-            runs = list(of_arms[arm].values())
+            runs = of_arms[arm]
             completed, values = batch * np.array(runs[0].generated), np.array([run.values for run in runs])
             mean = values.mean(axis=0)
             axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
             axis.plot(completed, mean, color=color, linewidth=2.5)
-            axis.annotate(arm, (completed[-1], mean[-1]), (6, 0), textcoords="offset points", color=color, va="center")
-        goal = float(np.mean([run.end for run in of_arms["stock"].values()]))
+            beside = (6, -5 if arm == "stock" else 5)
+            axis.annotate(arm, (completed[-1], mean[-1]), beside, textcoords="offset points", color=color, va="center")
+        goal = float(np.mean([run.end for run in of_arms["stock"]]))
         axis.axhline(goal, color="#666666", linewidth=1, linestyle="--")
-        axis.set(title=f"{name}, {len(runs)} seeds", xlabel="completions", ylim=(0, 0.9), xlim=(0, completed[-1]))
+        axis.set(title=title, xlabel="completions", ylim=(0, 0.9), xlim=(0, completed[-1]))
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("accuracy")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
