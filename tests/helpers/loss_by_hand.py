@@ -18,7 +18,8 @@ def forward(
 ) -> tuple[list[Any], list[Any], Any]:
     """Log-probs and entropies of every row's completion, and the MoE auxiliary loss, from the plain model."""
     left, right = micro["prompt_ids"].size(1), micro["completion_ids"].size(1)
-    ids = torch.full((len(rows), left + right), trainer._tokenizer.pad_token_id)
+    device = next(trainer.model.parameters()).device
+    ids = torch.full((len(rows), left + right), trainer._tokenizer.pad_token_id, device=device)
     attention = torch.zeros_like(ids)
     for number, row in enumerate(rows):
         begin, end = left - len(row["prompt"]), left + len(row["ids"])
