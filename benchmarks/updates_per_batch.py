@@ -219,16 +219,23 @@ def at_their_rates(done: dict[Run, list[dict[str, Any]]], task: str) -> Whole:
     return found
 
 
+def measured_at_their_rates(
+    done: dict[Run, list[dict[str, Any]]], task: str, measure: str = "sampled"
+) -> dict[str, tuple[float, list[completions.Measured]]]:
+    """The same with the measurements of each run."""
+    return {
+        arm: (rate, [completions.Measured.of(lines, TASKS[task].batch, measure) for lines in runs])
+        for arm, (rate, runs) in at_their_rates(done, task).items()
+    }
+
+
 def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """A row a task and arm that is whole, as Markdown: completions to the final accuracy of stock on the same seed,
     with one update or two, whichever ends higher. Of lists, accuracy on other prompts, and then on the list's."""
     rows = completions.heading()
     for name, measure in [*((task, "sampled") for task in TASKS), *((task, "listed_sampled") for task in LISTS)]:
         task = TASKS[name]
-        found = {
-            arm: (rate, [completions.Measured.of(lines, task.batch, measure) for lines in runs])
-            for arm, (rate, runs) in at_their_rates(done, name).items()
-        }
+        found = measured_at_their_rates(done, name, measure)
         stock = [found[arm][1] for arm in ("stock", "stock, 2 updates") if arm in found]
         goal = max(stock, key=lambda runs: sum(run.end for run in runs), default=None)
         for arm, (rate, runs) in found.items() if goal else ():
@@ -240,12 +247,8 @@ def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
 
 def savings_of_preset(done: dict[Run, list[dict[str, Any]]], name: str) -> list[completions.Saving]:
     """Of the preset with two updates, beside stock with one."""
-    found = at_their_rates(done, name)
-    runs = [
-        [completions.Measured.of(lines, TASKS[name].batch) for lines in found[arm][1]]
-        for arm in ("stock", "sample_efficient")
-    ]
-    return [completions.saving(*both) for both in zip(*runs, strict=True)]
+    found = measured_at_their_rates(done, name)
+    return [completions.saving(*both) for both in zip(found["stock"][1], found["sample_efficient"][1], strict=True)]
 
 
 def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:

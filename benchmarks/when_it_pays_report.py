@@ -200,10 +200,8 @@ def panels() -> Iterator[tuple[str, dict[str, list[Measured]], int]]:
         yield f"{name}, {len(of_arms['stock'])} seeds", of_arms, study.TASKS[name].batch
     done = ratio.finished()
     for name in study.AGAIN:
-        batch = ratio.TASKS[name].batch
-        found = ratio.at_their_rates(done, name)
-        of_arms = {arm: [Measured.of(lines, batch) for lines in runs] for arm, (_, runs) in found.items()}
-        yield f"{name}, on a GPU, {len(of_arms['stock'])} seeds", of_arms, batch
+        of_arms = {arm: runs for arm, (_, runs) in ratio.measured_at_their_rates(done, name).items()}
+        yield f"{name}, on a GPU, {len(of_arms['stock'])} seeds", of_arms, ratio.TASKS[name].batch
 
 
 def draw(path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from .logged import COUNTED_STEP, DEAD, ROLLOUTS, SUM, Log, at_ends, functions, is_number, judged_by, numbers, steps
 
 NOT_EVALUATED = "the log does not show whether it learned, as nothing was evaluated"
@@ -23,11 +25,11 @@ class Outcome(NamedTuple):
         best (`float`): The highest mean over as many steps.
         steps (`int`): Logged steps.
         updates (`float`): The last one; 0 for a log that names no steps.
-        generated_once (`bool`): Whether further steps trained on stored groups, and none generated.
         completions (`float`, *optional*): Generated, where the log counts them from its first step on.
-        parts (`list[Outcome]`): The functions of a sum of several.
-        evaluated (`list[float]`): Its values on evaluation prompts.
-        sample (`list[float]`): Effective sample sizes of what was replayed, as shares.
+        generated_once (`bool`): Whether further steps trained on stored groups, and none generated.
+        parts (`Sequence[Outcome]`): The functions of a sum of several.
+        evaluated (`Sequence[float]`): Its values on evaluation prompts.
+        sample (`Sequence[float]`): Effective sample sizes of what was replayed, as shares.
     """
 
     name: str
@@ -38,11 +40,11 @@ class Outcome(NamedTuple):
     best: float
     steps: int
     updates: float
-    generated_once: bool
     completions: float | None
-    parts: list[Outcome]
-    evaluated: list[float]
-    sample: list[float]
+    generated_once: bool = False
+    parts: Sequence[Outcome] = ()
+    evaluated: Sequence[float] = ()
+    sample: Sequence[float] = ()
 
     @property
     def rose(self) -> bool:
@@ -117,9 +119,10 @@ def _of(entries: Log, name: str, key: str) -> Outcome | None:
         return None
     values = numbers(told, key)
     width = at_ends(len(values))
-    means = [sum(values[at : at + width]) / width for at in range(len(values) - width + 1)]
-    first, last, best = means[0], means[-1], max(means)
+    first, last = (sum(part) / width for part in (values[:width], values[-width:]))
+    sums = np.cumsum([0.0, *values])
+    best = float((sums[width:] - sums[:-width]).max()) / width
     rollouts = told[-1].get(ROLLOUTS) if is_number(told[0].get(ROLLOUTS)) else None
     completions = rollouts if is_number(rollouts) else None
     updates = 0 if COUNTED_STEP in told[-1] else told[-1]["step"]
-    return Outcome(name, key, first, last, width, best, len(values), updates, False, completions, [], [], [])
+    return Outcome(name, key, first, last, width, best, len(values), updates, completions)

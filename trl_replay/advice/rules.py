@@ -596,24 +596,24 @@ def in_lines(about: str, found: Sequence[Advice], came_to: Outcome | None) -> li
 def nothing(about: str, came_to: Outcome | None) -> str:
     """Describe that no rule applies, and no more than a log shows."""
     if came_to is not None and came_to.generated_once:
-        if len(came_to.evaluated) < 2:
-            return (
-                "evaluate (eval_strategy, eval_dataset): nothing else shows what a run learns that does not generate"
-            )
-        if came_to.rose:
-            return "nothing, by the evaluations"
-        return "no rule names a fault, but the reward on evaluation prompts did not rise: try half the learning_rate"
+        return _by_evaluations(came_to)
     if not about.startswith("logged"):
         return f"too early to tell ({about})"
-    if (
-        came_to is not None
-        and came_to.steps >= FEWEST_TO_FALL
-        and came_to.best - came_to.last > FALL * abs(came_to.best)
-    ):
+    if came_to is None or came_to.steps < FEWEST_TO_FALL:
+        return f"nothing, by {about}"
+    best, last = came_to.best, came_to.last
+    if best - last > FALL * abs(best):
         return (
-            f"no rule names a fault by {about}, but the reward fell from {came_to.best:.2g} to {came_to.last:.2g}: go "
-            "back to a checkpoint from before, and try half the learning_rate"
+            f"no rule names a fault by {about}, but the reward fell from {best:.2g} to {last:.2g}: go back to a "
+            "checkpoint from before, and try half the learning_rate"
         )
-    if came_to is not None and came_to.steps >= FEWEST_TO_FALL and not came_to.rose:
-        return f"no rule names a fault by {about}, but the reward did not rise"
-    return f"nothing, by {about}"
+    return f"nothing, by {about}" if came_to.rose else f"no rule names a fault by {about}, but the reward did not rise"
+
+
+def _by_evaluations(came_to: Outcome) -> str:
+    """The same of a run that does not generate again, whose reward is logged once."""
+    if len(came_to.evaluated) < 2:
+        return "evaluate (eval_strategy, eval_dataset): nothing else shows what a run learns that does not generate"
+    if came_to.rose:
+        return "nothing, by the evaluations"
+    return "no rule names a fault, but the reward on evaluation prompts did not rise: try half the learning_rate"

@@ -54,11 +54,11 @@ class Judging:
         if then is None or then.is_same(now) or not len(self._buffer):
             return
         entries = self._buffer.as_groups()
-        changed = np.isnan(self._buffer.table.row_other_reward).all(axis=1) & _differ(entries.rewards, then, now)
-        is_new = np.isnan(then.weights) & (now.weights != 0)
-        unknown = changed & bool(is_new.any())
-        shaped = changed & ~unknown & ~(self._follow_rule(entries, then) & fresh.rule.explains_batch)
-        anew = np.flatnonzero(changed & ~unknown & ~shaped)
+        named = np.isnan(self._buffer.table.row_other_reward).all(axis=1)
+        unknown = named & _has_new_function(then, now)
+        changed = named & ~unknown & _differ(entries.rewards, then, now)
+        shaped = changed & ~(self._follow_rule(entries, then) & fresh.rule.explains_batch)
+        anew = np.flatnonzero(changed & ~shaped)
         groups = self._computed(fresh, entries.take(anew))
         dead = np.zeros(len(entries), bool)
         dead[anew] = groups.dead
@@ -87,6 +87,11 @@ class Judging:
         return self._mixing.shape(replace(groups, dead=dead | alike_among(groups, members)))
 
 
+def _has_new_function(then: RewardSetup, now: RewardSetup) -> bool:
+    """Tell whether a function counts that did not exist then."""
+    return bool((np.isnan(then.weights) & (now.weights != 0)).any())
+
+
 def _differ(rewards: Floats, then: RewardSetup, now: RewardSetup) -> Bools:
     """Groups, of raw `rewards`, `(n, G, functions)`, whose advantages may be others now, `(n,)`."""
     if (then.scale, then.aggregation) != (now.scale, now.aggregation) or now.aggregation == "normalize_then_sum":
@@ -94,8 +99,7 @@ def _differ(rewards: Floats, then: RewardSetup, now: RewardSetup) -> Bools:
     weights = np.nan_to_num(then.weights)
     gap = np.abs(function_sums(rewards, then) - function_sums(rewards, now))
     noise = NOISE * np.maximum(reward_sizes(rewards, weights), reward_sizes(rewards, now.weights))
-    is_new = np.isnan(then.weights) & (now.weights != 0)
-    return np.asarray((np.nan_to_num(gap) > noise).any(axis=1) | bool(is_new.any()))
+    return np.asarray((np.nan_to_num(gap) > noise).any(axis=1))
 
 
 def _follow(advantages: Floats, sums: Floats) -> Bools:
