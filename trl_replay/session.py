@@ -15,7 +15,7 @@ from . import compat
 from .advice.pace import FEWEST_UPDATES, PASSES, in_words
 from .advice.rules import remedy_for_masks
 from .base.pace import Pace
-from .base.sizes import counted as number_of
+from .base.sizes import counted
 from .base.weights import fingerprint
 from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
@@ -283,7 +283,7 @@ class Session:
             return ""
         used = uses[uses > 0]
         span = used.min(), used.max()
-        times = f"{span[0]} to {span[1]} times" if span[0] < span[1] else number_of(int(used[0]), "time")
+        times = f"{span[0]} to {span[1]} times" if span[0] < span[1] else counted(int(used[0]), "time")
         return f", {len(used)} of them used, {times} each"
 
     @property
@@ -398,8 +398,8 @@ class Session:
 
     def _count_iteration(self, agreed: Agreed[Decision]) -> None:
         settled = {name: agreed.total[name] for name in SETTLED}
-        counted = {**settled, "iterated": agreed.total["replaced"]}
-        self.totals.add(agreed.decision.tally.of_iteration(), batches=0, of_all_ranks=counted)
+        drawn = {**settled, "iterated": agreed.total["replaced"]}
+        self.totals.add(agreed.decision.tally.of_iteration(), batches=0, of_all_ranks=drawn)
         self.carry.settled = {name: settled[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
 
     def finish(self) -> None:
@@ -500,8 +500,8 @@ class Session:
         trainer = self.trainer
         denominator = Denominator(compat.denominator(trainer), factor, compat.bonus_over_items(trainer))
         ids = self.tap.expect(flags, candidates, placements, denominator, composed["advantages"])
-        counted = count_items(composed, total, size)
-        return with_reference({**counted, ROWS: ids}, reference_of(fresh, plan))
+        with_count = count_items(composed, total, size)
+        return with_reference({**with_count, ROWS: ids}, reference_of(fresh, plan))
 
     def add(
         self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None, rescore: bool = False

@@ -23,8 +23,8 @@ from ..loss.handshake import Handshake
 from ..setup.components import Components
 from ..setup.settings import Settings
 from .fresh_batch import FreshBatch
-from .judging import Judging
 from .mixing import Mixing
+from .rejudging import Rejudging
 
 ALL_LIVE = "no group was dead: nothing to replace"
 NONE_CHOSEN = "no group of the batch was replaceable (the selector chose none)"
@@ -55,7 +55,7 @@ class Decisions:
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
         self.mixing = Mixing(components, settings)
-        self._judge = Judging(components, settings, self.mixing)
+        self._rejudge = Rejudging(components, settings, self.mixing)
         self._handshake = handshake
         self._context = components.buffer.context
         self._settings = settings
@@ -90,7 +90,7 @@ class Decisions:
         """
         tally = Tally(refilled=fresh.refilled, surplus=fresh.surplus)
         admitted = self.settle(pending, fresh.rows, fresh.generations, tally)
-        self._judge(fresh, tally)
+        self._rejudge(fresh, tally)
         admitted = admitted.within(self._buffer)
         slots, most = self.select(fresh.groups, tally)
         plan, priorities = self._place(fresh, slots, most, collected_at, tally)

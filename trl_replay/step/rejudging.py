@@ -25,7 +25,7 @@ NEAR = 1e-4
 """Share of a group's largest advantage by which those of TRL's rule may be off: they are stored as float32."""
 
 
-class Judging:
+class Rejudging:
     """Gives entries the advantages of today's rewards; those that can't have any leave.
 
     Args:
