@@ -126,14 +126,29 @@ def test_what_several_updates_a_batch_were_measured_to_save_is_what_the_page_say
 
 
 def test_what_a_second_run_was_measured_to_learn_is_what_the_page_says() -> None:
-    second = importlib.import_module("second_run")
+    second = importlib.import_module("second_runs")
     page = (ROOT / "docs" / "evidence-second-run.md").read_text()
-    assert "\n".join(second.table(second.finished(second.RESULTS))) in page, "python benchmarks/second_run.py --table"
+    assert "\n".join(second.table(second.finished(second.RESULTS))) in page, "python benchmarks/second_runs.py --table"
+
+
+def test_what_replay_costs_on_a_gpu_is_what_the_pages_say() -> None:
+    measured = results_of("gpu")["costs"]
+    waiting, more = measured["synchronised"], []
+    for timed in (waiting, measured["free running"]):
+        more.append(timed["step with replay, ms"] - timed["stock step, ms"])
+    page = " ".join((ROOT / "docs" / "evidence-cost.md").read_text().split())
+    step, inside = waiting["stock step, ms"], waiting["time in the seam, ms"]
+    share = f"{inside / step:.0%}".replace("%", " %")
+    assert f"takes {step:.0f} ms, and {inside:.0f} ms are spent in the seam, **{share}**" in page
+    assert [round(each, -1) for each in more] == [30, 40]
+    assert measured["forwards added"] == 0
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{inside:.0f} ms on an H200, {share} of a step of {step:.0f} ms" in readme
 
 
 def test_a_dry_run_on_a_gpu_logged_what_stock_did() -> None:
     """The same seeds and rates in two ledgers: runs without replay, and with a dry run."""
-    study, second = importlib.import_module("when_it_pays"), importlib.import_module("second_run")
+    study, second = importlib.import_module("when_it_pays"), importlib.import_module("second_runs")
     stock = study.ledger(second.RESULTS.with_name("updates_per_batch.jsonl"))
     dry = {run: lines for run, lines in study.ledger(second.RESULTS).items() if run.arm == "first run"}
     assert len(dry) == 6

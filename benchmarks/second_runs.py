@@ -1,7 +1,7 @@
 """How well does a second run learn from a first run's completions, generating one batch in all?
 
-    python benchmarks/second_run.py            # the runs of docs/evidence-second-run.md: hours of a core
-    python benchmarks/second_run.py --table    # only prints what there is, as on that page
+    python benchmarks/second_runs.py            # the runs of docs/evidence-second-run.md: hours of a core
+    python benchmarks/second_runs.py --table    # only prints what there is, as on that page
 
 Tasks, model, and measures are those of when_it_pays.py, as is what must be installed. A first run is stock at the rate
 of its pilots, whose groups are exported; each second run begins with the model as it was before it, and makes as many
