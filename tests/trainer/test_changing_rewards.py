@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
-from trl_replay.step import judging
+from trl_replay.step import rejudging
 from trl_replay.testing import make_trainer
 
 GRADES = [0.0, 1.0, 2.0, 3.0]
@@ -86,9 +86,9 @@ def test_153_after_a_change_of_weights_stored_groups_have_the_advantages_of_toda
     for serial in session.buffer:
         row = int(table.rows_of([serial])[0])
         assert session.buffer.load(serial).tensors["advantages"].tolist() == table.row_advantage[row].tolist()
-    assert told(session, f"an entry left: {judging.DEAD}") == 1
-    assert told(session, judging.ANEW) == 3, "a group of the second batch, too"
-    assert judging.ANEW in session.explain()
+    assert told(session, f"an entry left: {rejudging.DEAD}") == 1
+    assert told(session, rejudging.ANEW) == 3, "a group of the second batch, too"
+    assert rejudging.ANEW in session.explain()
 
 
 def test_153_nothing_is_trained_for_a_reward_that_was_withdrawn(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_153_nothing_is_trained_for_a_reward_that_was_withdrawn(tmp_path: Path) 
     trainer.train()
     assert logged(trainer, "grad_norm")[2:] == [0.0] * 3
     assert logged(trainer, "replay/replaced_fraction") == [0.0, pytest.approx(2 / 3), 0.0, 0.0, 0.0]
-    assert told(session, f"an entry left: {judging.DEAD}") == 4
+    assert told(session, f"an entry left: {rejudging.DEAD}") == 4
     assert sum(logged(trainer, "replay/retired")) == 4
 
 
@@ -135,7 +135,7 @@ def test_153_groups_whose_advantages_are_not_trls_leave(tmp_path: Path, source: 
         session.add(rows)
     trainer.add_callback(Calling(2, weigh(trainer, 2.0, 1.0)))
     trainer.train()
-    left = told(session, f"an entry left: {judging.SHAPED}")
+    left = told(session, f"an entry left: {rejudging.SHAPED}")
     assert left == (4 if shapes else 1)
 
 
@@ -186,7 +186,7 @@ def test_153_resumed_with_other_rewards_entries_are_judged_by_them(tmp_path: Pat
     old = table.update < 2
     if change == "a function more":
         assert not old.any()
-        assert told(session, f"an entry left: {judging.UNKNOWN}") == 4
+        assert told(session, f"an entry left: {rejudging.UNKNOWN}") == 4
         return
     assert old.sum() == 4
     expected = by_hand(table.row_rewards[old], trainer.reward_weights.numpy(), "group")
@@ -198,7 +198,7 @@ def test_153_resumed_with_the_same_rewards_nothing_is_judged_anew(tmp_path: Path
         trainer = make_trainer(tmp_path / folder, functions(), max_steps=steps, **SAVES)
         session = trl_replay.attach(trainer, replay_start=0)
         trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2") if folder == "b" else None)
-    assert not any(judging.CHANGED in reason for reason in session.totals.reasons)
+    assert not any(rejudging.CHANGED in reason for reason in session.totals.reasons)
 
 
 def graded(completions: list[str], **_: Any) -> list[float]:
