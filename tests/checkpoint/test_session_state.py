@@ -33,7 +33,7 @@ import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.checkpoint import format as saved
 from trl_replay.distributed import communicator
-from trl_replay.step import judging
+from trl_replay.step import rejudging
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 RUNS = dict(runs())
@@ -368,7 +368,7 @@ def test_117_rows_that_a_new_function_that_counts_has_not_scored_leave(
     session = trl_replay.attach(trainer, **given)
     trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
     assert (session.buffer.table.uses.sum() > 0) == is_mixed
-    assert (judging.UNKNOWN in session.explain()) != is_mixed
+    assert (rejudging.UNKNOWN in session.explain()) != is_mixed
 
 
 def test_128_rewards_of_functions_that_share_a_name_stay_apart_when_another_function_comes(tmp_path: Path) -> None:
