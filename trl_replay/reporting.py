@@ -3,23 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from . import compat
-from .advice.logged import DRY_RUN, JUDGED_BY
-from .advice.outcome import outcome_of
-from .advice.rules import GENERATIONS, of_caps, what_to_change
 from .base.sizes import counted
 from .batch.group_view import dead_by_function
+from .data.counters import DRY_RUN, JUDGED_BY, metrics, own_metrics
 from .data.counters import log as put_into_log
-from .data.counters import metrics, own_metrics
 from .data.types import Context
 from .generation.judge import doubt_of
 from .protocols import Scope
 from .setup.components import Components
 from .setup.settings import Settings
+
+
+class Cost(NamedTuple):
+    """What generating a batch takes, as far as it was timed.
+
+    Attributes:
+        passes (`float`): Training passes over the batch that take as long.
+        updates (`int`): Passes to tell the cost of.
+        unit (`str`): What one of them is called.
+    """
+
+    passes: float
+    updates: int
+    unit: str
+
+
+class Run(NamedTuple):
+    """What advice goes by.
+
+    Attributes:
+        log (`list`): The trainer's `log_history`.
+        settings (`dict`): Of [`ReplayConfig`], with `num_generations`.
+        held_back (`dict`): By setting, slots that stored groups could have filled without it.
+        replaced (`int`): Groups that were replaced.
+        cost ([`Cost`], *optional*): None where too little was timed.
+    """
+
+    log: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any]
+    held_back: Mapping[str, int]
+    replaced: int
+    cost: Cost | None
+
+
+class Advisor(Protocol):
+    """Whoever knows what a log tells and what to change; given at attach."""
+
+    def frame(self, run: Run) -> tuple[list[str], list[str]]:
+        """Return the lines before and after the summary of a run."""
+
+    def remedy_for_masks(self, settings: Mapping[str, Any]) -> str:
+        """Return what to change where all that is replayed is masked; nothing where the correction means to."""
 
 
 class Reporting:
@@ -28,11 +67,13 @@ class Reporting:
     Args:
         trainer (`Callable`): Gives the trainer, None if it no longer exists.
         components ([`Components`]): What the session is made of.
+        advisor ([`Advisor`]): Says what the run came to and what to change.
     """
 
-    def __init__(self, trainer: Callable[[], Any], components: Components) -> None:
+    def __init__(self, trainer: Callable[[], Any], components: Components, advisor: Advisor) -> None:
         self._trainer = trainer
         self._components = components
+        self._advisor = advisor
         self._totals = components.buffer.totals
 
     def record(self, values: Mapping[str, float]) -> None:
@@ -67,30 +108,31 @@ class Reporting:
         for result in components.hooks.call("metrics", context.update, context=context):
             self.record(own_metrics(result, self._totals.metrics))
 
-    def explain(self, replayed: str, costs: Sequence[str] = ()) -> str:
+    def explain(self, replayed: str, cost: Cost | None = None) -> str:
         """Return the summary of a run.
 
         Args:
             replayed (`str`): What was replayed.
-            costs (`Sequence[str]`): What further updates cost.
+            cost ([`Cost`], *optional*): Of further updates.
         """
         components, settings, trainer = self._components, self._components.settings, self._trainer()
         config, totals = settings.config, self._totals
-        log = [] if trainer is None else trainer.state.log_history
-        came_to = outcome_of(log, config.replay_reward)
-        lines = [f"outcome: {came_to}"] if came_to else []
-        lines.append(replayed)
+        run = Run(
+            [] if trainer is None else trainer.state.log_history,
+            {**config.to_dict(), "num_generations": components.num_generations},
+            totals.held_back(),
+            int(totals.counters["replaced"]),
+            cost,
+        )
+        outcome, advice = self._advisor.frame(run)
+        lines = [*outcome, replayed]
         if components.buffer.capacity and components.processes > 1:
             lines.append(_scope_in_words(settings, components.scope, components.processes))
         if settings.plugins:
             lines.append(_plugins_in_words(settings))
         doubt = doubt_of(settings, components.success, trainer)
         lines += [doubt] if doubt else []
-        lines += costs
-        told = {**config.to_dict(), GENERATIONS: components.num_generations}
-        caps = of_caps(totals.held_back(), int(totals.counters["replaced"]), told)
-        lines += what_to_change(log, told, caps) if log else []
-        return "\n".join(lines)
+        return "\n".join([*lines, *advice])
 
 
 def _plugins_in_words(settings: Settings) -> str:

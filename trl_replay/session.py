@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from . import compat
-from .advice.pace import FEWEST_UPDATES, PASSES, in_words
-from .advice.rules import remedy_for_masks
-from .base.pace import Pace
+from .base.pace import FEWEST_UPDATES, Pace
 from .base.sizes import counted
 from .base.weights import fingerprint
 from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule
-from .data.counters import SETTLED, Tally
+from .data.counters import PASSES, SETTLED, Tally
 from .data.prompt_table import PromptTable
 from .data.types import Batch, Entry, Group, Placement, Row
 from .distributed.communicator import Agreed, Communicator
@@ -32,7 +30,6 @@ from .generation.generated import Generated
 from .generation.judge import Judge
 from .generation.rounds import Rounds, Score
 from .generation.trainer_log import add_column, take_column
-from .loss import unsloth
 from .loss.denominator import Denominator
 from .loss.handshake import Handshake
 from .loss.micro_batch import ROWS
@@ -40,7 +37,7 @@ from .loss.off_policy_stats import MaskWatch
 from .loss.supply import Supply
 from .loss.tap import Tap
 from .protocols import Scope, SessionFiles
-from .reporting import Reporting
+from .reporting import Advisor, Cost, Reporting
 from .setup.components import Components
 from .setup.config import ReplayConfig
 from .setup.settings import Settings
@@ -88,7 +85,7 @@ class Session:
         reference (`str`): Tells the reference model's states apart: that of the last look.
     """
 
-    def __init__(self, trainer: Any, settings: Settings, components: Components) -> None:
+    def __init__(self, trainer: Any, settings: Settings, components: Components, advisor: Advisor) -> None:
         self._trainer = weakref.ref(trainer)
         self.components = components
         self.enabled = enabled = settings.acts
@@ -98,7 +95,7 @@ class Session:
         self.totals = components.buffer.totals
         self.handshake = Handshake()
         self.supply = Supply(components.correct, components.loss.bounds, components.loss.token_weights)
-        self.mask_watch = MaskWatch(_what_masks(settings))
+        self.mask_watch = MaskWatch(_what_masks(settings, advisor))
         self.tap = Tap(
             self.supply,
             components.num_generations,
@@ -121,7 +118,7 @@ class Session:
         self.resumes_at = 0
         self.rebuilds = False
         self.files: SessionFiles
-        self.reporting = Reporting(self._trainer, components)
+        self.reporting = Reporting(self._trainer, components, advisor)
         self.reference = self._reference_now() if enabled else ""
 
     @property
@@ -248,10 +245,10 @@ class Session:
         """Add what is on the trainer beside the seam's methods: a column in its table of completions."""
         add_column(trainer)
 
-    def take_off(self, trainer: Any) -> None:
+    def take_off(self, trainer: Any) -> list[Batch]:
         """Take it away again, and replayed rows that are left in the trainer's buffer: without the tap they can't be
         trained on, so stock scores a new batch. Of several processes all do, whichever has such rows: they generate
-        together or not at all."""
+        together or not at all. Return the micro-batches of the trainer's buffer, without what was flagged in them."""
         self.template = None  # not before: where other ranks go on, this one comes to their iterations
         buffered = getattr(trainer, compat.BUFFERED, None) or []
         ours = [micro for micro in buffered if ROWS in micro]
@@ -259,8 +256,8 @@ class Session:
             setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
         for micro in ours:
             del micro[ROWS]
-            micro.update(unsloth.packed(trainer, micro))
         take_column(trainer)
+        return ours
 
     def saving(self) -> AbstractContextManager[Any]:
         """Hold while a checkpoint is written."""
@@ -271,10 +268,10 @@ class Session:
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         if not self.buffer.capacity:
-            return self.reporting.explain(self.totals.explain_without_buffer(), self._explain_pace())
+            return self.reporting.explain(self.totals.explain_without_buffer(), self._cost())
         rank, ranks = self.communicator.rank, self.communicator.ranks
         replayed = self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks, self._used())
-        return self.reporting.explain(replayed, self._explain_pace())
+        return self.reporting.explain(replayed, self._cost())
 
     def _used(self) -> str:
         """How often groups were used, where iterations draw them."""
@@ -292,17 +289,17 @@ class Session:
         args = self.trainer.args
         return float(args.steps_per_generation / args.gradient_accumulation_steps)
 
-    def _explain_pace(self) -> list[str]:
-        """Tell what further updates of a batch cost, once enough of them were timed."""
+    def _cost(self) -> Cost | None:
+        """What further updates of a batch cost, once enough of them were timed."""
         spent = self.pace.spent
         if self._trainer() is None or spent.updates < FEWEST_UPDATES or not spent.batches:
-            return []
+            return None
         per_pass = self._updates_per_pass
         passes = spent.passes(per_pass)
         if passes is None:
-            return []
+            return None
         unit = "updates a batch" if per_pass == 1 else "passes over a batch"
-        return [in_words(passes, max(int(self.trainer.num_iterations), 2), unit)]
+        return Cost(passes, max(int(self.trainer.num_iterations), 2), unit)
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
@@ -683,10 +680,10 @@ def living(trainer: weakref.ref[Any]) -> Any:
     return found
 
 
-def _what_masks(settings: Settings) -> str:
+def _what_masks(settings: Settings, advisor: Advisor) -> str:
     """Describe what masks replayed rows where nothing is left of them, and the remedy; empty where that is meant."""
     correction = settings.strategies.get("correction")
-    remedy = remedy_for_masks(settings.config.to_dict())
+    remedy = advisor.remedy_for_masks(settings.config.to_dict())
     if correction is None or not remedy:
         return ""
     return f"replay_correction={correction.label!r} ({correction.taken}). {remedy}"

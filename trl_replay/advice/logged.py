@@ -7,6 +7,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
+from ..data.counters import DRY_RUN, JUDGED_BY
+
 Log: TypeAlias = Sequence[Mapping[str, Any]]
 """Its entries: metrics by name."""
 Bounds: TypeAlias = tuple[float, float]
@@ -14,15 +16,11 @@ Bounds: TypeAlias = tuple[float, float]
 DEAD = "frac_reward_zero_std"
 """TRL's metric of the share of dead groups; a run with replay logs an exact one."""
 DEAD_EXACT = "replay/dead_fraction"
-DRY_RUN = "replay/dry_run"
-"""1 where replay only counted: what it logs as replaced was not."""
 SUM = "reward"
 """TRL's name for the weighted sum of all reward functions."""
 ROLLOUTS = "replay/rollouts"
 COUNTED_STEP = "step (counted)"
 """In entries of a log that names no steps: theirs are their numbers."""
-JUDGED_BY = "replay/judged_by"
-"""With a name after it, 1 where that reward function counts (`replay_reward`)."""
 SCALED_BY_BATCH = (
     "With scale_rewards='batch' or multi_objective_aggregation='normalize_then_sum', TRL's frac_reward_zero_std does "
     "not count dead groups, and this log can't tell them: run with replay_dry_run=True, which does."

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..base.pace import FEWEST_UPDATES
+from ..data.counters import PASSES
 from .logged import DEAD, Log, is_number, numbers
 
-PASSES = "replay/generation_passes"
 STEP_TIME = "step_time"
 """TRL's metric of an update's seconds, generation included."""
-FEWEST_UPDATES = 8
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 SHARES = ("half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 ABOUT = 0.08

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
+from ..data.counters import DRIFT, GATED
 from .logged import (
     ALL_RIGHT,
     ALL_WRONG,
@@ -32,8 +33,8 @@ from .outcome import Outcome, outcome_of
 
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
-REPLACED, DEAD_AFTER, GATED = "replay/replaced_fraction", "replay/dead_fraction_after", "replay/gated_fraction"
-DRIFT, ESS, RATIO, SIZE = "replay/drift_mean", "replay/ess", "replay/ratio_mean", "replay/size"
+REPLACED, DEAD_AFTER = "replay/replaced_fraction", "replay/dead_fraction_after"
+ESS, RATIO, SIZE = "replay/ess", "replay/ratio_mean", "replay/size"
 HIGHEST = "replay/highest_fraction"
 
 Facts = Mapping[str, Any]

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from .. import compat
+from ..advice.summary import RunAdvisor
 from ..base.pace import Pace
 from ..base.progress import KeptErrors
 from ..base.sizes import counted
 from ..batch.stored import logps_dtype
 from ..data.prompt_table import PromptTable
-from ..data.types import Entry
+from ..data.types import Batch, Entry
 from ..distributed.all_ranks import run_on_all_ranks
 from ..distributed.roll_call import roll_call_of
 from ..errors import ReplayError
@@ -58,7 +59,7 @@ class AsyncSession:
         self.paused = False
         self.detached = False
         self.pace = Pace()  # its worker generates while it trains: nothing is made of it
-        self.reporting = Reporting(weakref.ref(view), components)
+        self.reporting = Reporting(weakref.ref(view), components, RunAdvisor())
         self.files: SessionFiles
         alone = TrainerView(view.own, ["reward"])  # the main process alone knows the worker's
         self.roll_call = roll_call_of(alone, settings, components.scope)
@@ -170,10 +171,11 @@ class AsyncSession:
         if self.queue is not None:
             setattr(trainer, compat.QUEUE, self.queue)
 
-    def take_off(self, trainer: Any) -> None:
-        """Give the trainer its queue back."""
+    def take_off(self, trainer: Any) -> list[Batch]:
+        """Give the trainer its queue back; no batch was composed."""
         if self.queue is not None:
             setattr(trainer, compat.QUEUE, self.queue.inner)
+        return []
 
     def notify(self, hook: str) -> None:
         """Call the plugins' `trl_replay_attached` or `trl_replay_detached`."""

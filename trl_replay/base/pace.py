@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
+FEWEST_UPDATES = 8
+"""By so many at least a cost is told."""
+
 
 @dataclass(slots=True)
 class Spent:

@@ -16,7 +16,13 @@ from .success import Success
 from .table import Table
 from .types import Bools, Floats, Groups, Ints
 
-STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio", "replay/dry_run")
+DRY_RUN = "replay/dry_run"
+"""1 where replay only counted: what it logs as replaced was not."""
+JUDGED_BY = "replay/judged_by"
+"""With a name after it, 1 where that reward function counts (`replay_reward`)."""
+PASSES = "replay/generation_passes"
+GATED, DRIFT = "replay/gated_fraction", "replay/drift_mean"
+STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio", DRY_RUN)
 """Metrics of which a log entry has the last value."""
 COUNTS = ("replay/failed_rows", "replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")
 """Metrics of which a log entry has the sum since the entry before. All others are averaged."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..advice.rules import DRIFT, GATED
+from ..data.counters import DRIFT, GATED
 from ..data.types import LOG_RATIO_LIMIT, ReplayedRows
 
 UPDATES, NEARLY_ALL = 8, 0.95

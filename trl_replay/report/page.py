@@ -12,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader
 from ..advice.logged import (
     DEAD,
     DEAD_EXACT,
-    DRY_RUN,
     LITTLE_DEAD,
     SCALED_BY_BATCH,
     SUM,
@@ -28,6 +27,7 @@ from ..advice.rules import DEAD_AFTER, GENERATIONS, REPLACED, nothing
 from ..base.files import replacing
 from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
+from ..data.counters import DRY_RUN
 from ..setup.config import ReplayConfig
 from .charts import Line, line_chart
 from .inspection import SUMMARIZED, SUMMARY, advice_on, inspect

@@ -13,7 +13,6 @@ from ..advice.logged import (
     COUNTED_STEP,
     DEAD,
     DEAD_EXACT,
-    DRY_RUN,
     ROLLOUTS,
     SUM,
     Log,
@@ -24,6 +23,7 @@ from ..advice.logged import (
     steps,
 )
 from ..advice.rules import DEAD_AFTER
+from ..data.counters import DRY_RUN
 from ..data.types import Floats
 from ..errors import ReplayError
 from .charts import Line

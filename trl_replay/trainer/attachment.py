@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from .. import compat
+from ..advice.summary import RunAdvisor
 from ..asynchronous.session import AsyncSession, make_session
 from ..errors import AttachError, ConfigurationError
 from ..offline.files import Files
@@ -75,7 +76,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         check_layout(trainer)
         for text in misgivings(trainer, in_force, components):
             warnings.warn(text, stacklevel=2)
-    session = Session(trainer, in_force, components)
+    session = Session(trainer, in_force, components, RunAdvisor())
     session.files = Files(lambda: session.trainer, components, session.roll_call)
     if session.enabled:
         _begin(trainer, session)

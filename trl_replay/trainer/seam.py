@@ -82,7 +82,8 @@ def leave(trainer: Any, session: AnySession) -> None:
 
 def take_off(trainer: Any, session: AnySession) -> None:
     """Take the seam off: the trainer's methods are its class's."""
-    session.take_off(trainer)
+    for micro in session.take_off(trainer):
+        micro.update(unsloth.packed(trainer, micro))
     for name in compat.seam(trainer, session.iterates):
         if _is_ours(trainer.__dict__.get(name), session):
             del trainer.__dict__[name]
