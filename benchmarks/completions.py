@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from real_model_report import mean_and_error
 
-from trl_replay.report.crossing import Curve, median_and_range, middle
+from trl_replay.extras.report.crossing import Curve, median_and_range, middle
 
 COSTS = (0.2, 1, 5, 20)
 """Generation of a batch, in training passes over it."""

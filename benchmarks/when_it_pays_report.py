@@ -27,7 +27,7 @@ import real_model_report
 import when_it_pays as study
 from completions import Measured
 
-from trl_replay.advice.logged import dead_bounds
+from trl_replay.extras.advice.logged import dead_bounds
 
 RESULTS = Path(__file__).parent / "results"
 STOCK_ON_TINY_TASKS = RESULTS / "when_it_pays_stock.jsonl"

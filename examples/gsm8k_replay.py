@@ -33,7 +33,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_replay
-from trl_replay.report.crossing import Curve, saved_table
+from trl_replay.extras.report.crossing import Curve, saved_table
 
 SYSTEM = "Solve the problem step by step. End with a line `#### ` and the answer as a plain number."
 PILOT = 100

@@ -171,7 +171,7 @@ class Scope(Protocol):
 
 
 class SessionFiles(Protocol):
-    """What a session does with files (see `trl_replay.offline.files`)."""
+    """What a session does with files (see `trl_replay.extras.files.session_files`)."""
 
     def warm_start(self) -> None:
         """Fill the buffer from `replay_warm_start`, once in the life of a run."""

@@ -31,8 +31,8 @@ from trl_replay_papers.cards import parsed  # noqa: E402
 
 import trl_replay  # noqa: E402
 from trl_replay import Preset, ReplayConfig  # noqa: E402
-from trl_replay.advice.rules import RULES, Rule  # noqa: E402
 from trl_replay.cli.commands import parser  # noqa: E402
+from trl_replay.extras.advice.rules import RULES, Rule  # noqa: E402
 from trl_replay.strategies import Builtin  # noqa: E402
 
 MARKED = re.compile(r"^<!-- (\w+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)

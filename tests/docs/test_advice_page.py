@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trl_replay import ReplayConfig
-from trl_replay.advice.rules import RULES, Bound, Rule
+from trl_replay.extras.advice.rules import RULES, Bound, Rule
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

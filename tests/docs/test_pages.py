@@ -17,7 +17,7 @@ from teacher import TEACHER
 
 import trl_replay
 from trl_replay.cli.commands import COMMANDS, main, parser
-from trl_replay.offline.export import TOKENS
+from trl_replay.extras.files.export import TOKENS
 from trl_replay.testing import make_trainer
 
 ROOT = Path(__file__).parents[2]

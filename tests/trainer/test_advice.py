@@ -15,9 +15,9 @@ from support import DEAD, HALF, LIVE, Rewards, logged
 from trl_replay_papers import METHODS
 
 import trl_replay
-from trl_replay.advice.outcome import outcome_of
-from trl_replay.advice.rules import RULES, advise, of_caps, what_to_change
-from trl_replay.report.page import write_report
+from trl_replay.extras.advice.outcome import outcome_of
+from trl_replay.extras.advice.rules import RULES, advise, of_caps, what_to_change
+from trl_replay.extras.report.page import write_report
 from trl_replay.testing import make_trainer
 
 RIGHT = [1.0, 1.0, 1.0, 1.0]

@@ -23,9 +23,9 @@ from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay import ConfigurationError, RefusedError
-from trl_replay.bootstrap.sitecustomize import WhenImported
 from trl_replay.cli.commands import main
-from trl_replay.cli.receipts import NOT_ATTACHED, REFUSED, Report, judge
+from trl_replay.extras.run.bootstrap.sitecustomize import WhenImported
+from trl_replay.extras.run.receipts import NOT_ATTACHED, REFUSED, Report, judge
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 from trl_replay.trainer.attachment import is_attached
 
@@ -513,7 +513,7 @@ def test_an_earlier_sitecustomize_fails_as_it_would_have(tmp_path: Path) -> None
 
 
 def test_the_hook_without_its_variable_changes_nothing(tmp_path: Path) -> None:
-    hook = ROOT / "trl_replay" / "bootstrap"
+    hook = ROOT / "trl_replay" / "extras" / "run" / "bootstrap"
     code = "import sys; print(len(sys.meta_path), any('bootstrap' in entry for entry in sys.path))"
     results = []
     for path in (str(tmp_path), str(hook)):

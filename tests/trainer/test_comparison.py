@@ -16,8 +16,8 @@ from support import DEAD, HALF, LIVE, Rewards
 import trl_replay
 from trl_replay import ReplayError
 from trl_replay.cli import main
-from trl_replay.report.comparison import comparison
-from trl_replay.report.runs import Run, read_run
+from trl_replay.extras.report.comparison import comparison
+from trl_replay.extras.report.runs import Run, read_run
 from trl_replay.testing import make_trainer
 
 STEPS = 6

@@ -13,10 +13,10 @@ from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay import ReplayConfig, ReplayError
-from trl_replay.advice.rules import advise
 from trl_replay.cli import main
-from trl_replay.report.estimate import estimate
-from trl_replay.report.log import read_log
+from trl_replay.extras.advice.rules import advise
+from trl_replay.extras.report.estimate import estimate
+from trl_replay.extras.report.log import read_log
 from trl_replay.testing import make_trainer
 
 RIGHT = [1.0, 1.0, 1.0, 1.0]

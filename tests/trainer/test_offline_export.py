@@ -22,7 +22,7 @@ from teacher import rows
 import trl_replay
 from trl_replay import ReplayError
 from trl_replay.cli.commands import main
-from trl_replay.report.page import write_report
+from trl_replay.extras.report.page import write_report
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 

@@ -12,10 +12,10 @@ from support import logged
 from trl import GRPOTrainer
 
 import trl_replay
-from trl_replay.advice.pace import cost_of, in_words, passes_in
 from trl_replay.base.pace import Pace, Spent
 from trl_replay.cli import main
-from trl_replay.report.estimate import estimate
+from trl_replay.extras.advice.pace import cost_of, in_words, passes_in
+from trl_replay.extras.report.estimate import estimate
 from trl_replay.testing import make_trainer
 
 METRIC = "replay/generation_passes"

@@ -17,8 +17,8 @@ from support import DEAD, LIVE, Rewards
 import trl_replay
 from trl_replay import ReplayError
 from trl_replay.cli.commands import main
-from trl_replay.report.inspection import inspect
-from trl_replay.report.page import page, write_report
+from trl_replay.extras.report.inspection import inspect
+from trl_replay.extras.report.page import page, write_report
 from trl_replay.testing import make_trainer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trl_replay import ReplayError
-from trl_replay.report.charts import MANY, MEANS, Line, line_chart
+from trl_replay.extras.report.charts import MANY, MEANS, Line, line_chart
 
 
 def test_a_chart_names_its_lines_and_axes_and_brings_nothing_from_elsewhere() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trl_replay.report.crossing import Curve, median_and_range, saved, saved_table
+from trl_replay.extras.report.crossing import Curve, median_and_range, saved, saved_table
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 
 from trl_replay import ReplayError
 from trl_replay.cli import main
-from trl_replay.report.estimate import estimate
-from trl_replay.report.log import read_log
+from trl_replay.extras.report.estimate import estimate
+from trl_replay.extras.report.log import read_log
 
 STEPS = 40
 Entries = list[dict[str, Any]]

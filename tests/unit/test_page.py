@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trl_replay.report.page import page
+from trl_replay.extras.report.page import page
 
 
 def test_the_page_of_a_brief_log_says_nothing_of_what_was_not_logged() -> None:

@@ -14,7 +14,7 @@ from real_unsloth import follow_scored, trainer_of
 import trl_replay
 from trl_replay.base.left_packed import LeftPacked
 from trl_replay.compat import OLD_LOGPS, UNSLOTH_LEFT_PAD
-from trl_replay.loss import unsloth
+from trl_replay.extras.unsloth import loss as unsloth
 from trl_replay.loss.tap import Tap
 from trl_replay.trainer import attachment, seam
 

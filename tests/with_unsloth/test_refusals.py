@@ -14,7 +14,7 @@ from support import Rewards, weights_hash
 
 import trl_replay
 from trl_replay import compat
-from trl_replay.trainer import layout_probe
+from trl_replay.extras.unsloth import layout_probe
 
 UNTESTED: dict[str, Any] = {
     "use_vllm=True": ("use_vllm", True),

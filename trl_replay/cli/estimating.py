@@ -11,8 +11,8 @@ from .command import Command
 from .tables import make_console, make_table, printable
 
 if TYPE_CHECKING:
-    from ..advice.logged import Bounds
-    from ..report.estimate import Estimate
+    from ..extras.advice.logged import Bounds
+    from ..extras.report.estimate import Estimate
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ..advice.rules import in_lines
-    from ..report.estimate import estimate
+    from ..extras.advice.rules import in_lines
+    from ..extras.report.estimate import estimate
 
     size = options.num_generations
     if size is not None and size < 2:
@@ -60,7 +60,7 @@ def _live(share: float) -> str:
 
 def _notes(found: Estimate) -> list[str]:
     """What the figures don't tell."""
-    from ..advice.logged import LITTLE_DEAD, SCALED_BY_BATCH
+    from ..extras.advice.logged import LITTLE_DEAD, SCALED_BY_BATCH
 
     if found.dry_run:
         return ["Replay counted in this run, and replaced nothing (replay_dry_run)."]
@@ -79,7 +79,7 @@ def _notes(found: Estimate) -> list[str]:
 
 def _pace(found: Estimate) -> list[str]:
     """What further updates of a batch cost, where the log tells it."""
-    from ..advice.pace import in_words
+    from ..extras.advice.pace import in_words
 
     passes = found.generation_passes
     return [] if passes is None else [in_words(passes).capitalize() + "."]

@@ -20,8 +20,8 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from ..offline.export import of_checkpoint, write
-    from ..report.log import buffer_in
+    from ..extras.files.export import of_checkpoint, write
+    from ..extras.report.log import buffer_in
 
     source = of_checkpoint(buffer_in(options.checkpoint))
     count = write(options.out, source)
@@ -50,9 +50,9 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from ..report.comparison import comparison, verdict
-    from ..report.page import write_page, write_report
-    from ..report.runs import read_run
+    from ..extras.report.comparison import comparison, verdict
+    from ..extras.report.page import write_page, write_report
+    from ..extras.report.runs import read_run
 
     _refuse_unusable(options)
     if len(options.runs) == 1:

@@ -23,11 +23,11 @@ from typing import Any
 
 import yaml
 
-from .. import bootstrap
-from ..bootstrap.sitecustomize import VARIABLE
 from ..errors import ConfigurationError
+from ..extras.run import bootstrap
+from ..extras.run.bootstrap.sitecustomize import VARIABLE
+from ..extras.run.receipts import judge, read
 from .command import Command
-from .receipts import judge, read
 from .settings import HINTS, add_settings, given_settings
 
 NAME = "trl-replay run"

@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from .. import compat
-from ..advice.summary import RunAdvisor
-from ..asynchronous.session import AsyncSession, make_session
 from ..errors import AttachError, ConfigurationError
-from ..offline.files import Files
+from ..extras.advice.summary import RunAdvisor
+from ..extras.asynchronous.session import AsyncSession, make_session
+from ..extras.files.session_files import Files
+from ..extras.unsloth.layout_probe import check_layout
 from ..session import Session
 from ..setup.assembly import assemble, idle_components, of_loss
 from ..setup.config import ReplayConfig
 from ..setup.preflight import misgivings, preflight
 from ..setup.settings import choose_scope_of, resolve
-from .layout_probe import check_layout
 from .seam import AnySession, leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
 _sessions: weakref.WeakKeyDictionary[Any, AnySession] = weakref.WeakKeyDictionary()

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..bootstrap.sitecustomize import TRAINER_MODULES, VARIABLE, WhenImported, report
 from ..errors import ReplayError
+from ..extras.run.bootstrap.sitecustomize import TRAINER_MODULES, VARIABLE, WhenImported, report
 from ..setup.config import ReplayConfig
 
 

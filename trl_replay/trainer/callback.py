@@ -10,10 +10,10 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..advice.rules import healthy_before
-from ..asynchronous.session import AsyncSession
 from ..checkpoint.discovery import numbered_checkpoints
 from ..errors import SeamError
+from ..extras.advice.rules import healthy_before
+from ..extras.asynchronous.session import AsyncSession
 from ..session import Session
 from .trackers import write_settings
 

@@ -11,12 +11,12 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 
 from .. import compat
-from ..asynchronous.session import AsyncSession
 from ..checkpoint import saving
 from ..distributed.decision import RUNS
 from ..errors import AttachError
+from ..extras.asynchronous.session import AsyncSession
+from ..extras.unsloth import loss as unsloth
 from ..generation.trainer_log import mark_replaced, take_column
-from ..loss import unsloth
 from ..loss.micro_batch import ROWS
 from ..session import Session
 from .callback import ReplayCallback

@@ -1,0 +1,1 @@
+"""What replay can do without: files, asynchronous trainers, Unsloth, advice and reports, `trl-replay run`."""

@@ -1,0 +1,258 @@
+"""The session of an asynchronous trainer: the same buffer, strategies and metrics, for its queue."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ... import compat
+from ...base.pace import Pace
+from ...base.progress import KeptErrors
+from ...base.sizes import counted
+from ...batch.stored import logps_dtype
+from ...data.prompt_table import PromptTable
+from ...data.types import Batch, Entry
+from ...distributed.all_ranks import run_on_all_ranks
+from ...distributed.roll_call import roll_call_of
+from ...errors import ReplayError
+from ...protocols import SessionFiles
+from ...reporting import Reporting
+from ...session import NOT_ATTACHED, TAG
+from ...setup.assembly import assemble
+from ...setup.components import Components, OfLoss
+from ...setup.config import ReplayConfig
+from ...setup.settings import Settings
+from ..advice.summary import RunAdvisor
+from .groups import SampleReader
+from .preflight import queue_preflight
+from .queue import ReplayQueue
+from .view import TrainerView
+
+
+class AsyncSession:
+    """One attachment to an AsyncGRPOTrainer. Made by `attach`.
+
+    Attributes:
+        trainer ([`TrainerView`]): The trainer, with the names of a GRPOTrainer. Held weakly.
+        queue ([`ReplayQueue`], *optional*): In the place of the trainer's; on the main process only.
+        components, buffer, totals, roll_call, reporting, files: As of a [`Session`].
+        paused (`bool`): Between `pause()` and `resume()`.
+        detached (`bool`): After `detach`: buffer, metrics and `explain()` can still be read.
+    """
+
+    enabled = True
+    iterates = scoring = False
+
+    def __init__(self, view: TrainerView, settings: Settings, components: Components) -> None:
+        self.trainer = view
+        self.components = components
+        self.buffer = components.buffer
+        self.totals = components.buffer.totals
+        self.totals.unit = "updates"
+        self.paused = False
+        self.detached = False
+        self.pace = Pace()  # its worker generates while it trains: nothing is made of it
+        self.reporting = Reporting(weakref.ref(view), components, RunAdvisor())
+        self.files: SessionFiles
+        alone = TrainerView(view.own, ["reward"])  # the main process alone knows the worker's
+        self.roll_call = roll_call_of(alone, settings, components.scope)
+        self.queue: ReplayQueue | None = None
+        if view.accelerator.is_main_process:
+            reading = SampleReader(
+                view.reward_func_names,
+                self.buffer.table.counting,
+                components.num_generations,
+                components.tasks,
+                logps_dtype(components.fields),
+            )
+            self.queue = ReplayQueue(getattr(view, compat.QUEUE), view, components, reading)
+        else:
+            self.buffer.warmed = True  # nothing fills its buffer
+
+    @property
+    def settings(self) -> Settings:
+        """What the session goes by."""
+        return self.components.settings
+
+    @property
+    def config(self) -> ReplayConfig:
+        """The settings in force, a preset's included."""
+        return self.settings.config
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Those of the groups that came last."""
+        return self.totals.metrics
+
+    @property
+    def update(self) -> int:
+        """Optimizer updates since attach."""
+        return self.buffer.clock.update
+
+    @property
+    def prompts(self) -> PromptTable | None:
+        """None: the worker chooses prompts."""
+        return None
+
+    @property
+    def plugins(self) -> list[str]:
+        """Names of the plugins whose hooks take part."""
+        return [plugin.name for plugin in self.settings.plugins]
+
+    def begin_training(self, updates: int) -> None:
+        """Training of so many updates begins, also after one that was interrupted: what that had fetched is
+        forgotten."""
+        self.finish()
+        self.roll_call.training = False
+        self.buffer.clock.planned = updates
+        self.roll_call.for_training()
+        if self.config.replay_warm_start is not None:
+            run_on_all_ranks(self.files.warm_start, ReplayError)
+
+    def updated(self) -> None:
+        """The optimizer has made an update: the samples that it trained on are done."""
+        self.buffer.clock.update += 1
+        if self.queue is not None:
+            self.queue.trained()
+
+    def log_ratios(self) -> None:
+        """At the end of an update: the metrics of the groups that came since the last."""
+        if self.queue is None:
+            return
+        self.queue.note_version()
+        window, scored = self.queue.window, self.queue.scored
+        if not scored:
+            return
+        self.queue.window, self.queue.scored = Counter(), []
+        self.totals.batches += 1
+        held = {"size": len(self.buffer), "tasks": self.buffer.table.tasks, "bytes": self.buffer.nbytes}
+        rewards = torch.from_numpy(np.concatenate(scored))
+        self.reporting.log_groups({**window, **held}, rewards, self.buffer.local_context(), {})
+        if window["replaced"] and not self.config.replay_dry_run:
+            compat.tag_model(self.trainer.own, TAG)
+
+    def finish(self) -> None:
+        """Training has ended: samples that the trainer has fetched are not trained on."""
+        if self.queue is not None:
+            self.queue.end()
+
+    def clear(self) -> None:
+        """Forget all groups. Call it from a callback where a reward function has changed, say."""
+        self.buffer.clear()
+
+    def pause(self) -> None:
+        """From the next sample on, all pass as they come; what is stored stays."""
+        self._pass_all(True)
+
+    def resume(self) -> None:
+        """Take back `pause`."""
+        self._pass_all(False)
+
+    def _pass_all(self, paused: bool) -> None:
+        self.paused = paused
+        if self.queue is not None:
+            self.queue.paused = paused
+
+    def mark_detached(self) -> None:
+        """Detached: samples pass as they come."""
+        self.detached = True
+        if self.queue is not None:
+            self.queue.detached = True
+
+    def put_on(self, trainer: Any) -> None:
+        """Put the queue in the place of the trainer's."""
+        if self.queue is not None:
+            setattr(trainer, compat.QUEUE, self.queue)
+
+    def take_off(self, trainer: Any) -> list[Batch]:
+        """Give the trainer its queue back; no batch was composed."""
+        if self.queue is not None:
+            setattr(trainer, compat.QUEUE, self.queue.inner)
+        return []
+
+    def notify(self, hook: str) -> None:
+        """Call the plugins' `trl_replay_attached` or `trl_replay_detached`."""
+        self.components.hooks.call(hook, self.update, session=self)
+
+    def saving(self) -> AbstractContextManager[Any]:
+        """Hold while a checkpoint is written."""
+        return nullcontext() if self.queue is None else self.queue.counted_as_trained()
+
+    def add(
+        self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None, rescore: bool = False
+    ) -> int:
+        """Add groups made elsewhere: see [`Session.add`]. On the main process only; the others add none."""
+        if self.detached:
+            raise ReplayError(NOT_ATTACHED)
+        return 0 if self.queue is None else self.files.add(source, incomplete, columns, rescore)
+
+    def entry(self, serial: int) -> Entry:
+        """Read an entry of the buffer: see [`Session.entry`]."""
+        return self.files.entry(serial)
+
+    def export(self, path: str | Path) -> Path:
+        """Write what this process holds to a Parquet file: see [`Session.export`]."""
+        return self.files.export(path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, with the samples that are not trained on yet; JSON can hold it."""
+        return {
+            "pending": None,
+            "prompts": None,
+            "paused": self.paused,
+            "metrics": self.metrics,
+            "settings": self.config.to_dict(),
+            "totals": self.totals.state_dict(),
+            "queue": None if self.queue is None else self.queue.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], of_ranks: Any = None) -> None:
+        """Take what `state_dict` gave."""
+        self._pass_all(self.paused or state["paused"])
+        self.totals.metrics = dict(state["metrics"])
+        if self.queue is not None and state.get("queue"):
+            self.queue.load_state_dict(state["queue"])
+
+    def forget_pending(self) -> None:
+        """Forget nothing: no candidates wait."""
+
+    def resumed(self, state: Mapping[str, Any]) -> None:
+        """Look at nothing more once all is loaded."""
+
+    def explain(self) -> str:
+        """Describe what was replayed so far, why not more was, and what to change."""
+        if self.queue is None:
+            return self.reporting.explain("replay: the main process reads the queue; ask its session")
+        told = self.totals.explain_without_buffer()
+        if self.buffer.capacity:
+            told = self.totals.explain(len(self.buffer), self.config.replay_dry_run)
+        dropped, waited = counted(self.queue.dropped, "dead group"), counted(self.queue.waited, "group")
+        return self.reporting.explain(
+            f"{told}\nqueue: {dropped} dropped, {waited} replayed while the worker was waited for"
+        )
+
+
+def make_session(trainer: Any, settings: Settings) -> AsyncSession:
+    """Build the session of an asynchronous trainer, which is only read.
+
+    Raises:
+        ReplayError: The settings can't be used with it.
+    """
+    compat.check_asynchronous(trainer)
+    if settings.config.replay_scope == "auto":
+        settings = settings.with_scope("process", "the main process reads the queue")
+    main = trainer.accelerator.is_main_process
+    names = compat.worker_rewards(trainer) if main else [settings.config.replay_reward or "reward"]
+    view = TrainerView(trainer, names)
+    components = assemble(view, settings, OfLoss())
+    components.processes = 1  # no process decides with another
+    components.errors = KeptErrors(alone=True)
+    queue_preflight(trainer, settings, components)
+    return AsyncSession(view, settings, components)

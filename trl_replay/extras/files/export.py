@@ -1,0 +1,269 @@
+"""Entries as a table with one row a completion: Parquet that `datasets.load_dataset("parquet", …)` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ... import compat
+from ...base.files import replacing
+from ...batch.samples import masked_rows
+from ...buffer import ReplayBuffer
+from ...checkpoint import format as saved
+from ...data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVANTAGES
+from ...data.table import Table
+from ...data.tasks import Tasks
+from ...data.types import Entry, Group
+from ...errors import CheckpointError, ReplayError
+from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, DatasetColumns, dataset_rows
+from .schema import FINGERPRINT, TOKENS, reward_columns
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PORTION = 512
+"""Groups that are in memory at once."""
+
+
+class StoredEntry(NamedTuple):
+    """One entry: its numbers in the table, and its payload."""
+
+    columns: Mapping[str, Any]
+    group: Group
+
+
+class Source(NamedTuple):
+    """Entries, and how to read them.
+
+    Attributes:
+        entries (`Iterable[StoredEntry]`): In the order of the table.
+        tokenizer (`Any`): Decodes them.
+        reward_functions (`Sequence[str]`): Names of the reward functions.
+        fingerprint (`str`): Of the tokenizer.
+        task_columns (`Sequence[str]`, *optional*): `replay_task_columns`.
+        dataset ([`DatasetColumns`]): The dataset's columns, as far as the dataset is at hand.
+    """
+
+    entries: Iterable[StoredEntry]
+    tokenizer: Any
+    reward_functions: Sequence[str]
+    fingerprint: str
+    task_columns: Sequence[str] | None
+    dataset: DatasetColumns
+
+
+def of_buffer(buffer: ReplayBuffer, tasks: Tasks, trainer: Any) -> Source:
+    """Return the entries that this process holds."""
+    table = buffer.table
+    held = set(buffer.held())
+
+    def entries() -> Iterator[StoredEntry]:
+        for row, serial in enumerate(table.serial.tolist()):
+            if serial in held:
+                yield StoredEntry(_columns(table, row), buffer.load(serial))
+
+    return Source(
+        entries=entries(),
+        tokenizer=compat.tokenizer(trainer),
+        reward_functions=list(trainer.reward_func_names),
+        fingerprint=compat.tokenizer_fingerprint(trainer),
+        task_columns=tasks.columns,
+        dataset=DatasetColumns(dataset_rows(trainer, tasks, table.prompt.tolist())),
+    )
+
+
+def _columns(table: Table, row: int) -> dict[str, Any]:
+    """A row of the table: numbers, and lists in row columns."""
+    return {name: getattr(table, name)[row].tolist() for name in table.names}
+
+
+def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
+    """Return an entry whose payload is here, decoded: [`Session.entry`]."""
+    table = buffer.table
+    row = int(np.flatnonzero(table.serial == serial)[0])
+    entry = StoredEntry(_columns(table, row), buffer.load(serial))
+    functions = list(trainer.reward_func_names)
+    source = Source([entry], compat.tokenizer(trainer), functions, "", None, DatasetColumns({}))
+    rows = list(rows_of(serial, entry, source))
+    values = {name: [held[name] for held in rows] for name in rows[0]}
+    named = reward_columns(functions) if STORED_REWARDS in entry.group.tensors else ["reward"]
+    return Entry(
+        serial=serial,
+        prompts=values["prompt"],
+        completions=values["completion"],
+        rewards={name.removeprefix("reward/"): np.array(values[name], np.float64).tolist() for name in named},
+        advantages=entry.columns["row_advantage"],
+        masked=values["masked"],
+        logps=values[compat.OLD_LOGPS],
+        columns={**entry.columns, "row_reward": table.row_reward[row].tolist()},
+    )
+
+
+def of_checkpoint(folder: str | Path) -> Source:
+    """The entries of all ranks of a checkpoint, each once.
+
+    Raises:
+        CheckpointError: It holds no buffer, or a damaged one, or not the tokenizer of its token ids.
+    """
+    from transformers import AutoTokenizer
+
+    states = saved.read_all(folder)
+
+    def entries() -> Iterator[StoredEntry]:
+        for state in states:
+            if state.payload_rank != state.rank:
+                continue  # another rank has written it
+            serials = state.columns["serial"].tolist()
+            rows = {serial: row for row, serial in enumerate(serials)}
+            for serial, group in state.payload():
+                row = rows[serial]
+                columns = {name: column[row].tolist() for name, column in state.columns.items()}
+                yield StoredEntry(columns, group)
+
+    first = states[0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if compat.fingerprint(tokenizer) != first.identity.tokenizer:
+        raise CheckpointError(
+            f"{folder} holds no tokenizer, or another one than its buffer's token ids are of: texts would be wrong. "
+            "Put the tokenizer's files of that run there."
+        )
+    return Source(
+        entries=entries(),
+        tokenizer=tokenizer,
+        reward_functions=first.session["reward_functions"],
+        fingerprint=first.identity.tokenizer,
+        task_columns=first.identity.task_columns,
+        dataset=DatasetColumns({}),
+    )
+
+
+def write(path: str | Path, source: Source) -> int:
+    """Write entries to a Parquet file; return the number of rows.
+
+    Raises:
+        ReplayError: The path does not end in `.parquet`.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    path = Path(path)
+    if path.suffix != ".parquet":
+        raise ReplayError(f"{path} can't be written: give a path that ends in .parquet.")
+    schema = _schema(source)
+    rows: list[dict[str, Any]] = []
+    count = 0
+    with replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
+        for number, entry in enumerate(source.entries):
+            rows += rows_of(number, entry, source)
+            if number % PORTION == PORTION - 1:
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                count += len(rows)
+                rows = []
+        if rows:  # an empty row group is more than readers expect
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+    return count + len(rows)
+
+
+def _schema(source: Source) -> pyarrow.Schema:
+    """The columns of a file, and the fingerprint of the tokenizer."""
+    import pyarrow
+
+    ints = pyarrow.list_(pyarrow.int32())
+    floats = pyarrow.list_(pyarrow.float32())
+    columns: dict[str, Any] = {
+        "prompt": pyarrow.string(),
+        "completion": pyarrow.string(),
+        "prompt_ids": ints,
+        "completion_ids": ints,
+        **dict.fromkeys(reward_columns(source.reward_functions), pyarrow.float32()),
+        "reward": pyarrow.float32(),
+        "advantage": pyarrow.float32(),
+        "masked": pyarrow.bool_(),
+        "forked": pyarrow.bool_(),
+        "update": pyarrow.int64(),
+        "uses": pyarrow.int64(),
+        "score": pyarrow.float64(),
+        "group": pyarrow.int64(),
+        "images": pyarrow.int32(),
+        **dict.fromkeys(TOKENS, floats),
+        TASK: pyarrow.int64(),
+    }
+    columns |= dict.fromkeys(source.dataset.names, pyarrow.string())
+    metadata = {
+        FINGERPRINT: source.fingerprint,
+        TASK_COLUMNS: json.dumps(source.task_columns),
+        IN_JSON: json.dumps(source.dataset.in_json),
+    }
+    return pyarrow.schema(list(columns.items())).with_metadata(metadata)
+
+
+def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[str, Any]]:
+    """One row a completion of an entry; `number` tells groups apart, whose serials may be equal on several ranks."""
+    group = entry.group
+    tensors = group.tensors
+    size = len(group.completion_lengths)
+    lengths = group.completion_lengths.tolist()
+    prompts = _split(tensors["prompt_ids"], group.prompt_lengths.tolist())
+    if len(prompts) == 1:
+        prompts = prompts * size
+    completions = _split(tensors["completion_ids"], lengths)
+    tokens = {key: _split(tensors[key], lengths) for key in TOKENS if _is_flat(group, key)}
+    rewards = _rewards_of(group)
+    reward = tensors.get(STORED_REWARD)
+    no_images = torch.zeros(1, dtype=torch.int32)
+    images = tensors.get("num_images", no_images).expand(size).tolist()
+    reward_names = reward_columns(source.reward_functions)
+    of_dataset = source.dataset.of(entry.columns["prompt"])
+    masked = masked_rows(group, entry.columns["row_masked"])
+    for row in range(size):
+        named = dict(zip(reward_names, rewards[row], strict=False))
+        yield {
+            "prompt": source.tokenizer.decode(prompts[row]),
+            "completion": source.tokenizer.decode(completions[row], skip_special_tokens=True),
+            "prompt_ids": prompts[row],
+            "completion_ids": completions[row],
+            **{column: None if np.isnan(value) else value for column, value in named.items()},
+            "reward": None if reward is None else float(reward[row]),
+            "advantage": None if ADVANTAGES in tokens else float(group.advantages[row]),
+            "masked": masked[row],
+            "forked": size > len(entry.columns["row_masked"]),
+            "update": entry.columns["update"],
+            "uses": entry.columns["uses"],
+            "score": entry.columns["score"],
+            "group": number,
+            "images": images[row],
+            **{key: parts[row] for key, parts in tokens.items()},
+            TASK: entry.columns["prompt"],
+            **of_dataset,
+        }
+
+
+def _rewards_of(group: Group) -> list[list[float]]:
+    """Of each row, the raw reward of each function, NaN where it returned None; nothing where other functions gave
+    them."""
+    rewards = group.tensors.get(STORED_REWARDS)
+    if rewards is None:
+        return [[] for _ in group.completion_lengths]
+    by_row: list[list[float]] = rewards.tolist()
+    return by_row
+
+
+def _is_flat(group: Group, key: str) -> bool:
+    """Return whether a key has one value a completion token (not one a row, as vLLM's ratio in a sequence mode)."""
+    if key not in group.tensors or (key == ADVANTAGES and TOKEN_ADVANTAGES not in group.keys):
+        return False
+    tokens = int(group.completion_lengths.sum())
+    return group.tensors[key].shape == (tokens,)
+
+
+def _split(tensor: torch.Tensor, lengths: list[int]) -> list[list[float]]:
+    """The values of each row."""
+    if tensor.is_floating_point():
+        tensor = tensor.float()
+    rows: list[list[float]] = [part.tolist() for part in torch.split(tensor, lengths)]
+    return rows

@@ -1,0 +1,1 @@
+"""What the processes of `trl-replay run` start with, and the receipts that they leave."""
