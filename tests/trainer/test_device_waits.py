@@ -68,7 +68,7 @@ def counted(folder: Path, monkeypatch: Any, pattern: list[Any], **settings: Any)
 EVERY_STEP = {
     # the batch's columns; its candidates' sums; rewards; lengths of the rows that are cut out; and, where the trainer
     # logs, the means over fresh rows
-    "base/transfer.py: wait": 5,
+    "base/transfer.py: wait": 4,
     "batch/compose.py: padding": 1,
     "hooks.py: correct": 1,
     "loss/off_policy_stats.py: metrics": 1,

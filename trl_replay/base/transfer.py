@@ -30,6 +30,11 @@ class Copies(Generic[Key]):
         self._marks = ()
         return self._tensors
 
+    def unpinned(self) -> dict[Key, torch.Tensor]:
+        """Return the same to keep for long, in pageable memory: pinned memory comes in powers of two, and a new block
+        of it takes a call of the driver, so that blocks should soon be free for the next copies."""
+        return {key: tensor.clone() if tensor.is_pinned() else tensor for key, tensor in self.wait().items()}
+
 
 def begin(tensors: Mapping[Key, torch.Tensor]) -> Copies[Key]:
     """Begin to copy tensors to the CPU; those that are there already stay as they are.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..base.transfer import Copies, begin, fetch
+from ..base.transfer import Copies, begin
 from ..compat import OLD_LOGPS
 from ..data.counters import Tally
 from ..data.types import Group, Groups
@@ -55,10 +55,10 @@ class Candidate:
         return self.group is not None and OLD_LOGPS not in self.group.tensors
 
     def record(self, row: int, logps: torch.Tensor) -> bool:
-        """Keep the log-probs, `(C,)`, of a row's first forward; return whether all rows have theirs."""
+        """Keep the log-probs, `(C,)`, of a row's first forward, which nothing changes; return whether all rows have
+        theirs."""
         if self.records[row] is None:
-            # a view would keep the other rows of its micro-batch until the next generation batch
-            self.records[row] = logps.clone()
+            self.records[row] = logps
         if any(record is None for record in self.records):
             return False
         with suppress(Exception):  # it happens again in describe, for all ranks to hear
@@ -76,11 +76,17 @@ class Candidate:
         self.copies = begin(self.group.tensors)
         return True
 
+    def arrived(self) -> Group:
+        """The rows that this process has, once complete: on the CPU, where they may not stay."""
+        assert self.group is not None
+        assert self.copies is not None
+        return replace(self.group, tensors=self.copies.wait())
+
     def payload(self) -> Group | None:
-        """The rows that this process has, once complete: on the CPU."""
+        """The rows that this process has, once complete: on the CPU, to be stored."""
         if self.group is None or self.copies is None:
             return self.group
-        return replace(self.group, tensors=self.copies.wait())
+        return replace(self.group, tensors=self.copies.unpinned())
 
     def _take_records(self, group: Group) -> bool:
         lengths = group.completion_lengths.tolist()
@@ -128,11 +134,11 @@ class PendingGroups:
         if any(candidate.rows.stop > count for candidate in self.candidates):  # batches are smaller now
             return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
         complete = [candidate for candidate in self.candidates if candidate.group is not None and candidate.complete()]
-        sums = fetch({candidate.serial: trainable_sums(_payload(candidate)) for candidate in complete})
+        sums = {candidate.serial: trainable_sums(candidate.arrived()) for candidate in complete}
         for candidate in complete:
             recorded[candidate.rows] = 1
             logps[candidate.rows] = sums[candidate.serial].numpy()
-            nbytes[candidate.rows.start] = _payload(candidate).nbytes
+            nbytes[candidate.rows.start] = candidate.arrived().nbytes
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
     def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:
@@ -167,8 +173,3 @@ class PendingGroups:
 def serials_of(pending: PendingGroups | None) -> list[int]:
     """The serial numbers of candidates, if there are any."""
     return [] if pending is None else [candidate.serial for candidate in pending.candidates]
-
-
-def _payload(candidate: Candidate) -> Group:
-    assert candidate.group is not None
-    return candidate.group

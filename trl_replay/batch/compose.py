@@ -158,27 +158,29 @@ def _facts_of_rows(
         first[rows] = rows.start
     firsts = torch.from_numpy(first).to(prompt_lengths.device)
     same = torch.ones_like(prompt_lengths, dtype=torch.bool)
+    padded: dict[str, torch.Tensor] = {}
     for key, spec in specs.items():
         if spec.layout == "prompt":
             same &= (batch[key] == batch[key][firsts]).all(dim=1)
         if spec.implied is not None and _is_text(spec):
-            padded = ~_real_on_device(batch, spec, prompt_lengths, completion_lengths)
-            fitting = (batch[key] == spec.implied) | padded
+            fitting = batch[key] == spec.implied
+            if spec.layout != "row":
+                if spec.layout not in padded:
+                    real = _real_positions(spec.layout, _widths(batch), prompt_lengths, completion_lengths)
+                    padded[spec.layout] = real.logical_not_()
+                fitting |= padded[spec.layout]
             facts[key] = fitting.reshape(len(fitting), -1).all(dim=1)
     facts[SAME_PROMPT] = same
     return facts
 
 
-def _real_on_device(batch: Batch, spec: FieldSpec, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-    """Return the mask of a field's real positions, `(B, width)`; for the layout `"row"` all."""
-    if spec.layout == "row":
-        return torch.ones_like(batch[spec.name], dtype=torch.bool)
-    widths = _widths(batch)
+def _real_positions(layout: str, widths: Widths, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+    """Return the mask of a padded field's real positions, `(B, width)`."""
     device = prompts.device
     left = torch.arange(widths.prompt, 0, -1, device=device) <= prompts.unsqueeze(1)
     right = torch.arange(widths.completion, device=device) < completions.unsqueeze(1)
     sides = {"prompt": [left], "completion": [right], "sequence": [left, right]}
-    return torch.cat(sides[spec.layout], dim=1)
+    return torch.cat(sides[layout], dim=1)
 
 
 def _cut_one(
@@ -225,10 +227,11 @@ def _without_padding(
     """Copy the real values of the rows of `block`, flat; for the layout `"row"` the block itself."""
     if spec.layout == "row":
         return block.to(dtype, copy=True).contiguous()
+    block = block.to(dtype)  # at once: each operation is a launch on a GPU
     pieces = []
     for row, (prompt, completion) in enumerate(zip(prompts.tolist(), completions.tolist(), strict=True)):
         if row < len(block):
-            pieces.append(block[row, _span(spec, prompt, completion, widths)].to(dtype))
+            pieces.append(block[row, _span(spec, prompt, completion, widths)])
     return torch.cat(pieces)
 
 
@@ -372,6 +375,8 @@ def compose(
     The batch's tensors are left as they are: what changes is a new tensor. Without placements, the batch itself
     returns.
 
+    A field of all placements is written at once: each operation is a launch on a GPU.
+
     Args:
         batch (`dict`): As TRL returns it. `num_items_in_batch` is passed through; the session corrects it.
         fields ([`FieldTable`]): How to pad each key.
@@ -386,16 +391,45 @@ def compose(
     specs = check(batch, fields)
     old = _widths(batch)
     new = _wider(old, placements, multiple_of)
+    by_rows = sorted(placements, key=lambda placed: placed.start)
+    placed, prompts, completions = _placed_lengths(by_rows, batch["prompt_ids"])
+    real: dict[str, torch.Tensor] = {}
     composed = dict(batch)
     for key, spec in specs.items():
         if not _is_text(spec):
             continue
+        _refuse_missing(by_rows, spec)
         pad = fields.pad_value(spec)
         out = _widen(batch[key], spec, old, new, pad)
-        for placed in placements:
-            _place(out, placed, spec, new, pad)
+        if spec.layout == "row":
+            _replace_rows(out, by_rows, spec)
+        else:
+            if spec.layout not in real:
+                real[spec.layout] = _real_positions(spec.layout, new, prompts, completions)
+            values = _joined_values(by_rows, spec, out)
+            out.masked_fill_(placed, pad).masked_scatter_(real[spec.layout], values)
         composed[key] = out
     return composed | compose_images(batch, fields, placements)
+
+
+def _refuse_missing(placements: Sequence[Placement], spec: FieldSpec) -> None:
+    for placed in placements:
+        group = placed.group
+        known = spec.name in group.keys or spec.name in TOKEN_TYPES
+        if not known or (spec.implied is None and spec.name not in group.tensors):
+            raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
+
+
+def _placed_lengths(placements: Sequence[Placement], like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return, where `like`, `(B, P)`, is, which rows are placed, `(B, 1)` bool, and their prompts' and completions'
+    lengths, `(B,)` int64, 0 in all other rows."""
+    numbers = np.zeros((3, len(like)), np.int64)
+    for placed in placements:
+        numbers[0, placed.rows] = 1
+        numbers[1, placed.rows] = _prompt_lengths(placed.group)[placed.part]
+        numbers[2, placed.rows] = placed.group.completion_lengths[placed.part]
+    rows, prompts, completions = torch.from_numpy(numbers).to(like.device).unbind()
+    return rows.bool().unsqueeze(1), prompts, completions
 
 
 def with_stored_fields(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
@@ -456,42 +490,40 @@ def _widen(tensor: torch.Tensor, spec: FieldSpec, old: Widths, new: Widths, pad:
     return functional.pad(tensor, (left, right), value=pad)
 
 
-def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths, pad: float) -> None:
-    """Write one field of a placement into its rows of `out`, which is padded to `widths`."""
-    group = placed.group
-    known = spec.name in group.keys or spec.name in TOKEN_TYPES
-    if not known or (spec.implied is None and spec.name not in group.tensors):
-        raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
-    rows = out[placed.rows]
-    if spec.layout == "row" and spec.name == ADVANTAGES and TOKEN_ADVANTAGES in group.keys:
-        raise BatchError(
-            "A stored group has per-token advantages, but the batch has one per row: all batches of a run must have "
-            "the same kind, also after resuming. Start with an empty buffer."
-        )
-    if spec.layout == "row":
-        stored = group.tensors.get(spec.name)
-        rows[:] = spec.implied or 0 if stored is None else _row_block(stored, spec, out)[placed.part]
-        return
-    rows.fill_(pad)
-    prompts = _prompt_lengths(group)[placed.part].tolist()
-    completions = group.completion_lengths[placed.part].tolist()
-    values = _values_by_row(group, spec, out.device)[placed.part]
-    for row, prompt, completion, value in zip(rows, prompts, completions, values, strict=True):
-        row[_span(spec, prompt, completion, widths)] = value
+def _replace_rows(out: torch.Tensor, placements: Sequence[Placement], spec: FieldSpec) -> None:
+    """Write one field of the placements, with one value per row, into their rows of `out`."""
+    for placed in placements:
+        if spec.name == ADVANTAGES and TOKEN_ADVANTAGES in placed.group.keys:
+            raise BatchError(
+                "A stored group has per-token advantages, but the batch has one per row: all batches of a run must "
+                "have the same kind, also after resuming. Start with an empty buffer."
+            )
+        stored = placed.group.tensors.get(spec.name)
+        out[placed.rows] = spec.implied or 0 if stored is None else _row_block(stored, spec, out)[placed.part]
 
 
-def _values_by_row(group: Group, spec: FieldSpec, device: torch.device) -> Sequence[torch.Tensor | int]:
-    """Return one padded field's real values of each row, or the one number that all of them are."""
-    count = len(group.completion_lengths)
-    stored = group.tensors.get(spec.name)
+def _joined_values(placements: Sequence[Placement], spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
+    """Return one padded field's real values of all placements, flat, with the dtype and device of `like`."""
+    values = [_values(placed, spec).to(like.dtype) for placed in placements]
+    if len({value.device for value in values}) > 1:
+        values = [value.to(like.device) for value in values]
+    joined = values[0] if len(values) == 1 else torch.cat(values)
+    return joined.to(like.device)
+
+
+def _values(placed: Placement, spec: FieldSpec) -> torch.Tensor:
+    """Return one padded field's real values of the placed rows, flat."""
+    counts = _value_counts(placed.group, spec)
+    stored = placed.group.tensors.get(spec.name)
     if stored is None:
-        return [spec.implied or 0] * count
-    here = stored.to(device)  # one transfer, whatever the number of rows
-    if spec.name == ADVANTAGES and TOKEN_ADVANTAGES not in group.keys:
-        return here.view(count).unbind()  # of a file: one a row, the same for each of its tokens
-    if spec.layout == "prompt" and _has_one_prompt(group):
-        return [here] * count
-    return torch.split(here, _value_counts(group, spec).tolist())
+        return torch.full((int(counts[placed.part].sum()),), spec.implied or 0)
+    if spec.name == ADVANTAGES and TOKEN_ADVANTAGES not in placed.group.keys:
+        of_tokens = torch.from_numpy(counts[placed.part]).to(stored.device)
+        return stored.view(len(counts))[placed.part].repeat_interleave(of_tokens)  # of a file: one a row
+    if spec.layout == "prompt" and _has_one_prompt(placed.group):
+        return stored.repeat(placed.count)
+    ends = [0, *np.cumsum(counts).tolist()]
+    return stored[ends[placed.part.start] : ends[placed.part.stop]]
 
 
 def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:

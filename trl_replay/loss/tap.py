@@ -183,10 +183,15 @@ class Tap:
         self._candidates = {}
 
     def _record(self, ids: list[int], logps: torch.Tensor) -> None:
-        for position, row in enumerate(ids):
-            serial, index = divmod(row - 1, self._generations)
-            candidate = self._candidates.get(serial)  # none for other rows' ids
-            if candidate is not None and candidate.record(index, logps[position]):
+        places = [divmod(row - 1, self._generations) for row in ids]
+        ours = [position for position, (serial, _) in enumerate(places) if serial in self._candidates]
+        if not ours:
+            return
+        kept = logps[ours]  # a copy: a view would keep the other rows until the next generation batch
+        for position, row_logps in zip(ours, kept, strict=True):
+            serial, index = places[position]
+            candidate = self._candidates.get(serial)
+            if candidate is not None and candidate.record(index, row_logps):
                 del self._candidates[serial]  # a row may come again before the update: its first forward counts
 
     def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
