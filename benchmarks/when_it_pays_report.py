@@ -224,12 +224,23 @@ def draw(path: Path) -> None:
             axis.annotate(arm, (completed[-1], mean[-1]), beside, textcoords="offset points", color=color, va="center")
         goal = float(np.mean([run.end for run in of_arms["stock"]]))
         axis.axhline(goal, color="#666666", linewidth=1, linestyle="--")
+        _mark_crossing(axis, completed, mean, goal)
         axis.set(title=title, xlabel="completions", ylim=(0, 0.9), xlim=(0, completed[-1]))
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+def _mark_crossing(axis: Any, completed: Any, mean: Any, goal: float) -> None:
+    """Mark where the preset's mean, drawn last, first comes to stock's end, and how many completions that takes."""
+    after = int(np.argmax(mean >= goal))
+    x = float(np.interp(goal, mean[after - 1 : after + 1], completed[after - 1 : after + 1]))
+    axis.plot([x, x], [0, goal], color="#1a7f37", linewidth=1, linestyle=":")
+    axis.plot(x, goal, marker="o", color="#1a7f37")
+    told = f"stock's end\nafter {x:,.0f}\nof {completed[-1]:,.0f}"
+    axis.annotate(told, (x, 0.02), (5, 0), textcoords="offset points", color="#1a7f37", fontsize=12)
 
 
 def run_stock() -> None:

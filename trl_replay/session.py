@@ -331,7 +331,7 @@ class Session:
         started = time.perf_counter()
         self.carry.unfinished = True
         pending, rows = self._share(batch, batch["prompt_ids"].size(0))
-        fresh = self._fresh(self._generate_again(batch, rows, score))
+        fresh = self._fresh(self._judge(batch, rows, score))
         decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
         agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
         payload = self.communicator.move(fresh.rows, agreed.decision)
@@ -387,7 +387,7 @@ class Session:
         success, shares = self.buffer.rules.success, self.communicator.shares
         known = success.state_dict()
         rows = self.communicator.share(batch, batch["prompt_ids"].size(0), None)
-        fresh = self._fresh(self._generate_again(batch, rows, None))
+        fresh = self._fresh(self._judge(batch, rows, None))
         self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
         success.load_state_dict(known)
         self.communicator.shares = shares
@@ -420,7 +420,7 @@ class Session:
         tally = Tally()
         return Decision(tally, self.decisions.settle(pending, rows, [], tally))
 
-    def _generate_again(self, batch: Batch, rows: RowLayout, score: Score | None) -> Generated:
+    def _judge(self, batch: Batch, rows: RowLayout, score: Score | None) -> Generated:
         """The batch, with further groups in the slots of dead ones where that is set."""
         if self.rounds is not None and score is not None:
             return self.rounds.complete(batch, rows, score)

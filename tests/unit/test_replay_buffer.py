@@ -101,7 +101,7 @@ def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted() -> No
     found = buffer.sample(make_groups([DEAD]))
     assert found is not None
     assert found.table.serial[found.rows].tolist() == [[2]]
-    buffer.replay(found.eligible[found.rows.ravel()], tally)
+    buffer.count_uses(found.eligible[found.rows.ravel()], tally)
     assert buffer.table.uses[buffer.table.serial == 2] == buffer.rules.limiter.drawn == tally.entries == 1
 
 

@@ -383,7 +383,7 @@ class ReplayBuffer:
         self._note_empty(empty if slots is None else slots.prompt[empty], table, tally)
         return Drawn(rows, table, eligible, self._chances(table)) if some.any() else None
 
-    def replay(self, rows: Ints, tally: Tally) -> None:
+    def count_uses(self, rows: Ints, tally: Tally) -> None:
         """Count that these rows of the table are replayed."""
         self.rules.limiter.drawn += len(rows)
         self.table.writable("uses")[rows] += 1

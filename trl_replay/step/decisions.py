@@ -196,7 +196,7 @@ class Decisions:
 
     def _book(self, fresh: Groups, plan: Plan, tally: Tally) -> None:
         """Count what is replayed, in the table too."""
-        self._buffer.replay(np.array([entry for entry, _ in plan.drawn()], np.int64), tally)
+        self._buffer.count_uses(np.array([entry for entry, _ in plan.drawn()], np.int64), tally)
         tally.replaced = int(plan.stored.any(axis=1).sum())
         tally.rows = int(plan.stored.sum())
         tally.dead_after = int((fresh.dead & plan.unfilled).sum())

@@ -281,7 +281,7 @@ class ReplayQueue:
             if drawn is None:
                 return None
             row = drawn.rows[drawn.rows != NONE][0]
-            self._buffer.replay(drawn.eligible[[row]], tally)
+            self._buffer.count_uses(drawn.eligible[[row]], tally)
             tally.replaced, tally.rows = 1, self._buffer.size
             return self._take(int(drawn.eligible[row]), float(drawn.chances[row]))
         finally:
