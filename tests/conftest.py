@@ -9,12 +9,14 @@ import atexit
 import functools
 import gc
 import importlib.metadata
+import json
 import os
 import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +98,31 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time
     if "forked" in sys.modules:
         sys.modules["forked"].prepare()
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `trl-replay WORD…`; returns what it printed, or its error where it `fails`."""
+    from trl_replay.cli.commands import main
+
+    def said(*words: Any, fails: bool = False) -> str:
+        capsys.readouterr()
+        assert (main([str(word) for word in words]) != 0) == fails
+        return capsys.readouterr()[fails]
+
+    return said
+
+
+@pytest.fixture
+def write_log(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a file of a trainer's log: `count` steps with these values, after those of `entries`."""
+
+    def write(values: dict[str, Any], count: int = 1, entries: Sequence[Any] = (), name: str = "log.json") -> Path:
+        log = [*entries, *({"step": step, **values} for step in range(len(entries) + 1, len(entries) + count + 1))]
+        (tmp_path / name).write_text(json.dumps(log))
+        return tmp_path / name
+
+    return write
 
 
 @pytest.fixture

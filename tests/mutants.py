@@ -72,7 +72,13 @@ ALSO = {
     "loss/denominator.py": ("trainer/test_loss_denominator.py", "trainer/test_replay_iterations.py"),
     "session.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
     "loss/handshake.py": ("trainer/test_subclasses.py",),
-    "loss/supply.py": ("trainer/test_loss_tap.py", "trainer/test_loss_corrections.py", "trainer/test_loss_bounds.py"),
+    "loss/supply.py": (
+        "trainer/test_loss_tap.py",
+        "trainer/test_loss_corrections.py",
+        "trainer/test_loss_bounds.py",
+        "trainer/test_token_advantages.py",
+        "trainer/test_replay_iterations.py",
+    ),
     "loss/tap.py": ("trainer/test_loss_corrections.py", "trainer/test_replay_iterations.py"),
     "trainer/seam.py": ("trainer/test_attachment.py", "trainer/test_completions_table.py"),
 }

@@ -1,17 +1,14 @@
 """A checkpoint to read, and a copy of it to damage."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from resuming import last, train
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: Any) -> Path:
+def checkpoint(tmp_path_factory):
     """A checkpoint of six updates with a full buffer and candidates. Not to be changed."""
     folder = tmp_path_factory.mktemp("run")
     train(folder, max_steps=6)
@@ -19,5 +16,5 @@ def checkpoint(tmp_path_factory: Any) -> Path:
 
 
 @pytest.fixture
-def copied(checkpoint: Path, tmp_path: Path) -> Path:
+def copied(checkpoint, tmp_path):
     return Path(shutil.copytree(checkpoint, tmp_path / "checkpoint-6"))

@@ -1,11 +1,7 @@
 """The files of a checkpoint: whatever happens to their bytes, our error or what was saved."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -25,7 +21,7 @@ FILES = ("state.json", "table.safetensors", "candidates.safetensors", "payload-0
 class Resumable:
     """A checkpoint, a session that can read it, and the state that it holds."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         _, _ = train(folder, max_steps=6)
         self.source = folder / "checkpoint-6" / "trl_replay"
         self.copy = folder / "copy" / "trl_replay"
@@ -37,23 +33,23 @@ class Resumable:
         self.load()
         self.expected = state(self.session)
 
-    def fresh(self) -> Path:
+    def fresh(self):
         """A copy of the files, whole."""
         shutil.rmtree(self.copy, ignore_errors=True)
         shutil.copytree(self.source, self.copy)
         return self.copy / "rank-00000"
 
-    def load(self) -> None:
+    def load(self):
         part = RankPart(self.session)
         part.apply(part.read(self.copy), self.copy)
 
 
 @pytest.fixture(scope="module")
-def resumable(tmp_path_factory: Any) -> Resumable:
+def resumable(tmp_path_factory):
     return Resumable(tmp_path_factory.mktemp("damaged"))
 
 
-def damaged(data: bytes, kind: str, place: float, length: int, filling: bytes) -> bytes:
+def damaged(data, kind, place, length, filling):
     """`data` with something done to it at `place`, a share of its length."""
     at = min(int(place * len(data)), len(data) - 1)
     if kind == "cut":
@@ -77,9 +73,7 @@ def damaged(data: bytes, kind: str, place: float, length: int, filling: bytes) -
     length=st.integers(1, 64),
     filling=st.one_of(st.binary(max_size=64), st.just(b"cos\nsystem\n(S'exit 1'\ntR."), st.just(b'{"a": 1}')),
 )
-def test_damaged_bytes_give_our_error_or_exactly_what_was_saved(
-    resumable: Resumable, name: str, kind: str, place: float, length: int, filling: bytes
-) -> None:
+def test_damaged_bytes_give_our_error_or_exactly_what_was_saved(resumable, name, kind, place, length, filling):
     path = resumable.fresh() / name
     path.write_bytes(damaged(path.read_bytes(), kind, place, length, filling))
     try:
@@ -89,7 +83,7 @@ def test_damaged_bytes_give_our_error_or_exactly_what_was_saved(
     assert not differences(resumable.expected, state(resumable.session))
 
 
-def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable: Resumable, tmp_path: Path) -> None:
+def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable, tmp_path):
     target = tmp_path / "run"
     code = f"cos\nsystem\n(S'touch {target}'\ntR.".encode()
     for name in FILES:
@@ -99,7 +93,7 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable: Resumable, tmp_pa
     assert not target.exists()
 
 
-def test_another_format_version_is_refused_with_both_values(tmp_path: Path, copied: Path) -> None:
+def test_another_format_version_is_refused_with_both_values(tmp_path, copied):
     path = copied / "trl_replay" / "rank-00000" / "state.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(MismatchError, match=r"has the format version 2; this release reads version 1"):
@@ -107,13 +101,13 @@ def test_another_format_version_is_refused_with_both_values(tmp_path: Path, copi
 
 
 @pytest.mark.parametrize("name", ["state.json", "table.safetensors", "payload-00000.safetensors"])
-def test_a_missing_file_is_named(tmp_path: Path, copied: Path, name: str) -> None:
+def test_a_missing_file_is_named(tmp_path, copied, name):
     (copied / "trl_replay" / "rank-00000" / name).unlink()
     with pytest.raises(CheckpointError, match=f"rank-00000.*No such file.*{name}"):
         resume(tmp_path, copied)
 
 
-def test_a_file_whose_checksum_differs_is_named(tmp_path: Path, copied: Path) -> None:
+def test_a_file_whose_checksum_differs_is_named(tmp_path, copied):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -124,7 +118,7 @@ def test_a_file_whose_checksum_differs_is_named(tmp_path: Path, copied: Path) ->
         resume(tmp_path, copied, replay_on_mismatch="empty")
 
 
-def test_no_file_of_ours_is_read_by_pickle(checkpoint: Path) -> None:
+def test_no_file_of_ours_is_read_by_pickle(checkpoint):
     """JSON and safetensors, told by their contents."""
     files = [path for path in (checkpoint / "trl_replay").rglob("*") if path.is_file()]
     for path in files:
@@ -141,9 +135,7 @@ def test_no_file_of_ours_is_read_by_pickle(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["empty", "a folder", "a link to nowhere", "a link to itself", "another checkpoint's"]
 )
-def test_what_stands_in_a_files_place_is_an_error_that_names_it(
-    copied: Path, tmp_path: Path, name: str, kind: str
-) -> None:
+def test_what_stands_in_a_files_place_is_an_error_that_names_it(copied, tmp_path, name, kind):
     path = copied / "trl_replay" / "rank-00000" / name
     data = path.read_bytes()
     path.unlink()
@@ -159,7 +151,7 @@ def test_what_stands_in_a_files_place_is_an_error_that_names_it(
         resume(tmp_path, copied)
 
 
-def another(data: bytes) -> bytes:
+def another(data):
     """The file of a run that went on a little: whole in itself."""
     if data.startswith(b"{"):
         told = json.loads(data)
@@ -169,7 +161,7 @@ def another(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("update", [-5, 2, 1.5, None])
-def test_71_a_checkpoint_whose_updates_cant_be_is_refused(tmp_path: Path, copied: Path, update: Any) -> None:
+def test_71_a_checkpoint_whose_updates_cant_be_is_refused(tmp_path, copied, update):
     """Its checksum is right; entries of updates to come would have negative ages."""
     rewrite(copied / "trl_replay" / "rank-00000", lambda content: content["session"].update(update=update))
     with pytest.raises(CheckpointError, match=rf"checkpoint-6.*update {update}"):

@@ -1,10 +1,6 @@
 """Dynamic sampling and prompts in a checkpoint."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ import trl_replay
 
 
 @pytest.mark.parametrize("then", [{}, {"replay_refill_rounds": 1}], ids=["without rounds", "with rounds"])
-def test_a_run_resumes_with_and_without_what_the_checkpoint_knows_of_generating(tmp_path: Path, then: Any) -> None:
+def test_a_run_resumes_with_and_without_what_the_checkpoint_knows_of_generating(tmp_path, then):
     train(tmp_path, prompts=PROMPTS, **then)
     now = {} if then else {"replay_refill_rounds": 1}
     _, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, **now)
@@ -24,7 +20,7 @@ def test_a_run_resumes_with_and_without_what_the_checkpoint_knows_of_generating(
         assert len(session.rounds.table) > 0
 
 
-def test_a_damaged_table_of_prompts_is_named(tmp_path: Path) -> None:
+def test_a_damaged_table_of_prompts_is_named(tmp_path):
     train(tmp_path, prompts=PROMPTS, replay_refill_rounds=1)
     (file,) = (tmp_path / "checkpoint-6").rglob("prompts.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
@@ -32,7 +28,7 @@ def test_a_damaged_table_of_prompts_is_named(tmp_path: Path) -> None:
         train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, replay_refill_rounds=1)
 
 
-def test_another_number_of_processes_puts_what_they_knew_together(tmp_path: Path) -> None:
+def test_another_number_of_processes_puts_what_they_knew_together(tmp_path):
     """Two ranks' files, of which one was made from the other's: this process follows both."""
     train(tmp_path, prompts=PROMPTS, replay_refill_rounds=1)
     folder = tmp_path / "checkpoint-6" / "trl_replay"
@@ -43,12 +39,12 @@ def test_another_number_of_processes_puts_what_they_knew_together(tmp_path: Path
     assert len(np.unique(table.key)) == len(table)
 
 
-def two_ranks(folder: Path) -> None:
+def two_ranks(folder):
     """Makes the files of one rank those of two, each with half of the rows of a batch."""
     shutil.copytree(folder / "rank-00000", folder / "rank-00001")
     for rank in range(2):
 
-        def change(content: dict[str, Any], rank: int = rank) -> None:
+        def change(content, rank=rank):
             content["rank"] = content["payload_rank"] = rank
             content["identity"]["processes"] = 2
 

@@ -1,16 +1,11 @@
 """The reference model, which the trainer does not save: resuming starts with the first one. Found by an attack."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support import DEAD, LIVE, Rewards, Spy, record
-from transformers import TrainerCallback
+from support import DEAD, LIVE, At, Rewards, Spy, record
 from trl.trainer.grpo_trainer import use_adapter
 
 import trl_replay
@@ -22,12 +17,12 @@ ALTERNATING = [[LIVE, DEAD, DEAD], [DEAD, LIVE, DEAD]] * 4
 
 
 @pytest.fixture
-def initial(tmp_path: Path) -> Any:
+def initial(tmp_path):
     """Makes trainers that start, each time anew, with the same policy and reference."""
     model = make_model(make_tokenizer())
     model.save_pretrained(tmp_path / "initial")
 
-    def make(steps: int, **settings: Any) -> Any:
+    def make(steps, **settings):
         defaults = {
             "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 3, "ref_model_mixup_alpha": 1.0,
             "save_strategy": "steps", "save_steps": 5,
@@ -40,7 +35,7 @@ def initial(tmp_path: Path) -> Any:
     return make
 
 
-def furthest(trainer: Any, steps: list[Any]) -> tuple[int, float]:
+def furthest(trainer, steps):
     """Replayed rows, and how far their reference log-probs are from those of the trainer's own reference model."""
     gaps = []
     for _, out in steps:
@@ -59,21 +54,21 @@ def furthest(trainer: Any, steps: list[Any]) -> tuple[int, float]:
     return len(gaps), max(gaps, default=0.0)
 
 
-def load(trainer: Any) -> None:
+def load(trainer):
     trainer.ref_model.load_state_dict(trainer.model.state_dict())
 
 
-def write_data(trainer: Any) -> None:
+def write_data(trainer):
     """As TRL's own sync does, which torch's count of changes does not see."""
     for own, taken in zip(trainer.ref_model.parameters(), trainer.model.parameters(), strict=True):
         own.data.copy_(taken.data)
 
 
-def put_another(trainer: Any) -> None:
+def put_another(trainer):
     trainer.ref_model = copy.deepcopy(trainer.model).eval()
 
 
-def copy_adapter(trainer: Any) -> None:
+def copy_adapter(trainer):
     weights = dict(trainer.model.named_parameters())
     for name, own in weights.items():
         if ".ref." in name:
@@ -83,7 +78,7 @@ def copy_adapter(trainer: Any) -> None:
 class WithAdapter(Spy):
     """A trainer that goes on with an adapter, of which TRL makes a copy to be the reference."""
 
-    def __init__(self, model: Any, **given: Any) -> None:
+    def __init__(self, model, **given):
         from peft import LoraConfig, get_peft_model
 
         config = LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
@@ -91,16 +86,11 @@ class WithAdapter(Spy):
 
 
 @pytest.mark.parametrize("reset", [load, write_data, put_another, copy_adapter], ids=lambda one: one.__name__)
-def test_159_entries_leave_when_a_callback_resets_the_reference(initial: Any, reset: Any) -> None:
-    class Resetting(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 5:
-                reset(trainer)
-
+def test_159_entries_leave_when_a_callback_resets_the_reference(initial, reset):
     trainer_class = WithAdapter if reset is copy_adapter else Spy
     settings = {"sync_ref_model": False, "save_strategy": "no", "learning_rate": 3e-2}
     trainer = initial(8, trainer_class=trainer_class, **settings)
-    trainer.add_callback(Resetting())
+    trainer.add_callback(At(5, lambda: reset(trainer)))
     session = trl_replay.attach(trainer, replay_start=0)
     steps = record(session)
     trainer.train()
@@ -112,7 +102,7 @@ def test_159_entries_leave_when_a_callback_resets_the_reference(initial: Any, re
     assert STALE in session.explain()
 
 
-def resumed(trainer: Any, checkpoint: str) -> tuple[Any, list[Any]]:
+def resumed(trainer, checkpoint):
     session = trl_replay.attach(trainer, replay_start=0)
     steps = record(session)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -121,8 +111,8 @@ def resumed(trainer: Any, checkpoint: str) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("sync", [3, 100], ids=["synced", "not synced"])
 def test_39_entries_of_a_synced_reference_leave_when_training_resumes_with_the_first_one_and_others_stay(
-    initial: Any, tmp_path: Path, sync: int
-) -> None:
+    initial, tmp_path, sync
+):
     """The trainer does not save its reference model: it resumes with the one that it was made with."""
     first = initial(5, ref_model_sync_steps=sync)
     session = trl_replay.attach(first, replay_start=0)
@@ -139,9 +129,7 @@ def test_39_entries_of_a_synced_reference_leave_when_training_resumes_with_the_f
     assert (STALE in session.explain()) == (sync == 3)
 
 
-def test_39_a_run_that_was_resumed_without_a_sync_keeps_its_entries_when_it_is_resumed_again(
-    initial: Any, tmp_path: Path
-) -> None:
+def test_39_a_run_that_was_resumed_without_a_sync_keeps_its_entries_when_it_is_resumed_again(initial, tmp_path):
     first = initial(5)
     trl_replay.attach(first)
     first.train()
@@ -154,7 +142,7 @@ def test_39_a_run_that_was_resumed_without_a_sync_keeps_its_entries_when_it_is_r
     assert furthest(third, steps)[1] < 1e-4
 
 
-def test_39_in_the_same_process_entries_stay_as_long_as_the_reference_does(initial: Any, tmp_path: Path) -> None:
+def test_39_in_the_same_process_entries_stay_as_long_as_the_reference_does(initial, tmp_path):
     trainer = initial(5)
     session = trl_replay.attach(trainer, replay_start=0)
     trainer.train()
@@ -167,7 +155,7 @@ def test_39_in_the_same_process_entries_stay_as_long_as_the_reference_does(initi
     assert furthest(trainer, steps)[1] < 1e-4
 
 
-def test_39_a_reference_that_was_synced_before_attach_is_known(initial: Any, tmp_path: Path) -> None:
+def test_39_a_reference_that_was_synced_before_attach_is_known(initial, tmp_path):
     first = initial(4, save_strategy="no")
     first.train()
     first.args.max_steps = 2

@@ -1,9 +1,6 @@
 """Resumed with other rows a process."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from resuming import last, restored, resume, train
@@ -15,7 +12,7 @@ from trl_replay.testing import make_trainer
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path: Path, scope: str) -> None:
+def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path, scope):
     train(tmp_path, max_steps=6, replay_scope=scope, replay_buffer_size=50)
     saved = restored(tmp_path, last(tmp_path), replay_scope=scope, replay_buffer_size=50)
     assert saved["candidates"]
@@ -31,9 +28,7 @@ def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path: Path, scope
 
 @pytest.mark.parametrize("groups", [3, 6], ids=["the same rows", "other rows"])
 @pytest.mark.parametrize("name", ["scripted", "renamed"])
-def test_118_a_failed_row_of_a_candidate_is_stored_masked_whatever_the_layout(
-    tmp_path: Path, groups: int, name: str
-) -> None:
+def test_118_a_failed_row_of_a_candidate_is_stored_masked_whatever_the_layout(tmp_path, groups, name):
     """Unless its group's rewards are of other functions: then it can't be judged, and leaves."""
     failing = [1.0, None, 0.0, 0.0]
     first = make_trainer(tmp_path / "a", Rewards([failing] * 3), max_steps=2, save_strategy="steps", save_steps=1)
@@ -50,13 +45,11 @@ def test_118_a_failed_row_of_a_candidate_is_stored_masked_whatever_the_layout(
 
 
 @pytest.mark.parametrize("rows", [12, 4], ids=["the same rows", "other rows"])
-def test_a_smaller_buffer_never_holds_more_than_it_keeps(
-    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smaller_buffer_never_holds_more_than_it_keeps(tmp_path, rows, monkeypatch):
     train(tmp_path, max_steps=6, replay_buffer_size=50)
     receive, received = ReplayBuffer.receive, []
 
-    def counted(buffer: ReplayBuffer, groups: Any) -> None:
+    def counted(buffer, groups):
         received.extend(groups)
         receive(buffer, groups)
 

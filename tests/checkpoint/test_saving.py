@@ -1,25 +1,21 @@
 """Saving and loading around the trainer's own: in which order, and what happens when one of them fails."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from resuming import build, differences, everything, last, resume, state, train
-from support import DEAD, HALF, LIVE, Rewards
-from transformers import TrainerCallback
+from support import DEAD, HALF, LIVE, At, Rewards
 
 import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.testing import make_trainer
 
 
-def test_the_buffer_is_rotated_with_the_checkpoint(tmp_path: Path) -> None:
+def test_the_buffer_is_rotated_with_the_checkpoint(tmp_path):
     train(tmp_path, max_steps=6, save_steps=2, save_total_limit=2)
     folders = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
     assert folders == ["checkpoint-4", "checkpoint-6"]
@@ -31,15 +27,13 @@ def test_the_buffer_is_rotated_with_the_checkpoint(tmp_path: Path) -> None:
     }
 
 
-def test_ours_is_written_before_stocks_and_a_checkpoint_written_again_is_not_whole_meanwhile(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_ours_is_written_before_stocks_and_a_checkpoint_written_again_is_not_whole_meanwhile(tmp_path, monkeypatch):
     train(tmp_path, max_steps=6)
     seen = []
     trainer = build(tmp_path, max_steps=6)
     write = type(trainer)._save_checkpoint
 
-    def late(self: Any, model: Any, trial: Any) -> None:
+    def late(self, model, trial):
         folder = tmp_path / "checkpoint-6"
         seen.append(((folder / "trainer_state.json").exists(), (folder / "trl_replay").exists()))
         assert trl_replay.last_complete_checkpoint(tmp_path) is None
@@ -51,10 +45,10 @@ def test_ours_is_written_before_stocks_and_a_checkpoint_written_again_is_not_who
     assert last(tmp_path).endswith("checkpoint-6")
 
 
-def test_a_hook_that_fails_while_saving_is_named(tmp_path: Path, plug: Any) -> None:
+def test_a_hook_that_fails_while_saving_is_named(tmp_path, plug):
     class Plugin:
         @hookimpl
-        def trl_replay_save(self, session: Any, directory: Path) -> None:
+        def trl_replay_save(self, session, directory):
             raise OSError("no room")
 
     with pytest.raises(trl_replay.HookError, match=r"unlucky.*failed in trl_replay_save.*no room"):
@@ -62,14 +56,14 @@ def test_a_hook_that_fails_while_saving_is_named(tmp_path: Path, plug: Any) -> N
     assert trl_replay.last_complete_checkpoint(tmp_path) is None
 
 
-def test_a_checkpoint_without_a_buffer_warns_and_starts_with_an_empty_one(tmp_path: Path, copied: Path) -> None:
+def test_a_checkpoint_without_a_buffer_warns_and_starts_with_an_empty_one(tmp_path, copied):
     shutil.rmtree(copied / "trl_replay")
     with pytest.warns(UserWarning, match="checkpoint-6 holds no replay buffer: training resumes with an empty one"):
         session = resume(tmp_path, copied)
     assert session.update == 2
 
 
-def test_with_replay_off_a_checkpoint_with_a_buffer_is_stocks(tmp_path: Path, checkpoint: Path) -> None:
+def test_with_replay_off_a_checkpoint_with_a_buffer_is_stocks(tmp_path, checkpoint):
     trainer = build(tmp_path, max_steps=8)
     session = trl_replay.attach(trainer, use_replay=False)
     trainer.train(resume_from_checkpoint=str(checkpoint))
@@ -77,12 +71,12 @@ def test_with_replay_off_a_checkpoint_with_a_buffer_is_stocks(tmp_path: Path, ch
     assert torch.isfinite(next(trainer.model.parameters())).all()
 
 
-def test_ours_is_there_when_the_trainer_uploads(tmp_path: Path, monkeypatch: Any) -> None:
+def test_ours_is_there_when_the_trainer_uploads(tmp_path, monkeypatch):
     uploaded = []
     trainer = build(tmp_path, max_steps=6)
     trainer.args.push_to_hub = True
 
-    def push(self: Any, folder: str) -> None:
+    def push(self, folder):
         uploaded.extend(path.name for path in (Path(folder) / "trl_replay" / "rank-00000").iterdir())
 
     monkeypatch.setattr(type(trainer), "_push_from_checkpoint", push)
@@ -91,14 +85,12 @@ def test_ours_is_there_when_the_trainer_uploads(tmp_path: Path, monkeypatch: Any
     assert set(uploaded) == {"state.json", "table.safetensors", "candidates.safetensors", "payload-00000.safetensors"}
 
 
-def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoint_before(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     from trl_replay.checkpoint import format as saved
 
     write, calls = saved.save_file, []
 
-    def full(tensors: Any, path: Path) -> None:
+    def full(tensors, path):
         calls.append(path)
         if len(calls) == 3:  # two files each time: payload, candidates
             path.write_bytes(b"half")
@@ -115,7 +107,7 @@ def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoi
     assert not differences(whole, resumed)
 
 
-def test_a_folder_that_is_a_link_is_read_and_written_there(copied: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_link_is_read_and_written_there(copied, tmp_path):
     """A link goes when the checkpoint is written again; what it led to stays."""
     ours = copied / "trl_replay"
     ours.rename(tmp_path / "away")
@@ -128,8 +120,8 @@ def test_a_folder_that_is_a_link_is_read_and_written_there(copied: Path, tmp_pat
     assert resume(tmp_path, copied).update == 8
 
 
-def test_a_folder_that_cannot_be_cleared_stops_the_saving(copied: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    def refuse(path: Any, ignore_errors: bool = False) -> None:
+def test_a_folder_that_cannot_be_cleared_stops_the_saving(copied, tmp_path, monkeypatch):
+    def refuse(path, ignore_errors=False):
         if not ignore_errors:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -141,7 +133,7 @@ def test_a_folder_that_cannot_be_cleared_stops_the_saving(copied: Path, tmp_path
 @pytest.mark.parametrize(
     "logging", [{}, {"logging_strategy": "no"}, {"logging_strategy": "steps", "logging_steps": 50}], ids=str
 )
-def test_61_a_buffer_of_another_run_is_not_taken_for_its_own(tmp_path: Path, logging: dict[str, Any]) -> None:
+def test_61_a_buffer_of_another_run_is_not_taken_for_its_own(tmp_path, logging):
     """The same output folder: stock's files are the second run's, and ours are still those of the first. Before
     anything was logged, the trainer's states of both say the same."""
     train(tmp_path, max_steps=6, **logging)
@@ -153,7 +145,7 @@ def test_61_a_buffer_of_another_run_is_not_taken_for_its_own(tmp_path: Path, log
         assert resume(tmp_path, folder, replay_on_mismatch="empty", **logging).totals.batches == 2
 
 
-def test_61_a_run_that_goes_on_without_replay_leaves_the_buffer_behind(tmp_path: Path) -> None:
+def test_61_a_run_that_goes_on_without_replay_leaves_the_buffer_behind(tmp_path):
     """Resumed from the sixth update without replay, it writes over the twelfth; resumed from there, replay starts
     empty, and its next checkpoints are its own again."""
     train(tmp_path, logging_strategy="no")
@@ -165,23 +157,21 @@ def test_61_a_run_that_goes_on_without_replay_leaves_the_buffer_behind(tmp_path:
     assert resume(tmp_path, tmp_path / "checkpoint-18", max_steps=20).totals.batches == 8
 
 
-def test_61_a_checkpoint_resumes_wherever_it_was_copied_to(tmp_path: Path) -> None:
+def test_61_a_checkpoint_resumes_wherever_it_was_copied_to(tmp_path):
     whole = everything(*train(tmp_path / "here", logging_strategy="no"))
     copy = shutil.copytree(tmp_path / "here" / "checkpoint-6", tmp_path / "there" / "checkpoint-6")
     resumed = everything(*train(tmp_path / "there", resume=str(copy), logging_strategy="no"))
     assert not differences(whole, resumed)
 
 
-def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
+def test_candidates_never_settle_in_detach(tmp_path):
     """Training is interrupted with candidates that have all their log-probs."""
 
-    class Interrupt(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 2:
-                raise KeyboardInterrupt
+    def interrupt():
+        raise KeyboardInterrupt
 
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
-    trainer.add_callback(Interrupt())
+    trainer.add_callback(At(2, interrupt))
     session = trl_replay.attach(trainer)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -193,7 +183,7 @@ def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
     assert len(session.buffer) == 2
 
 
-def test_a_run_that_is_killed_at_random_moments_ends_as_the_one_that_was_not(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_run_that_is_killed_at_random_moments_ends_as_the_one_that_was_not(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     kills = importlib.import_module("kills")
     outcome = kills.run(tmp_path, kills=4, seed=1, kind=kills.Run(updates=30, processes=1, scope="process"))

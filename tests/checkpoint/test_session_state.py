@@ -1,11 +1,8 @@
 """A session's state: resuming is bit-identical to the run that never stopped, wherever stock's own resume is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ from resuming import (
     train,
 )
 from safetensors.numpy import load_file
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, At, Rewards
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -40,7 +37,7 @@ RUNS = dict(runs())
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(tmp_path: Path, plug: Any, name: str) -> None:
+def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(tmp_path, plug, name):
     plug(Curriculum(), "curriculum")
     whole, differences = interrupted(tmp_path, **RUNS[name])
     assert not differences
@@ -58,17 +55,15 @@ def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(tmp_path: Pa
     ],
     ids=["two iterations", "two updates a generation", "a second shuffled epoch"],
 )
-def test_in_the_middle_of_a_cycle_everything_comes_back_as_it_was_saved(
-    tmp_path: Path, scope: str, layout: dict[str, Any]
-) -> None:
+def test_in_the_middle_of_a_cycle_everything_comes_back_as_it_was_saved(tmp_path, scope, layout):
     """The fifth update is the first of two on its generation batch, or in a second epoch of nine prompts, which stock
     shuffles anew when it resumes."""
     saved = {}
 
-    def watched(trainer: Any) -> None:
+    def watched(trainer):
         write = trainer._save_checkpoint
 
-        def save(*args: Any, **kwargs: Any) -> Any:
+        def save(*args, **kwargs):
             saved.update(state(write.session))
             write(*args, **kwargs)
             assert not differences(saved, state(write.session)), "saving changed the session"
@@ -87,7 +82,7 @@ def test_in_the_middle_of_a_cycle_everything_comes_back_as_it_was_saved(
     assert session.totals.batches > saved["totals"][0]
 
 
-def test_saving_settles_nothing_and_candidates_settle_at_the_next_scoring(tmp_path: Path) -> None:
+def test_saving_settles_nothing_and_candidates_settle_at_the_next_scoring(tmp_path):
     script = [LIVE, LIVE, DEAD], [LIVE, LIVE, DEAD], [DEAD, DEAD, DEAD]
     trainer = make_trainer(tmp_path, Rewards(*script), max_steps=2, save_strategy="steps", save_steps=2)
     session = trl_replay.attach(trainer)
@@ -103,19 +98,11 @@ def test_saving_settles_nothing_and_candidates_settle_at_the_next_scoring(tmp_pa
     assert session.buffer.table.uses.tolist() == [0, 2, 1, 1], "and are replayed in the batch that settled them"
 
 
-def test_119_a_run_that_was_saved_while_paused_is_paused_when_it_resumes(tmp_path: Path) -> None:
-    class Pause(TrainerCallback):
-        def __init__(self, session: Any) -> None:
-            self.session = session
-
-        def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-            if state.global_step == 6:
-                self.session.pause()
-
-    def run(resume: str | None = None) -> dict[str, Any]:
+def test_119_a_run_that_was_saved_while_paused_is_paused_when_it_resumes(tmp_path):
+    def run(resume=None):
         trainer = build(tmp_path)
         session = trl_replay.attach(trainer, replay_start=None)
-        trainer.add_callback(Pause(session))
+        trainer.add_callback(At(6, session.pause))
         trainer.train(resume_from_checkpoint=resume)
         assert session.paused
         return everything(trainer, session)
@@ -125,7 +112,7 @@ def test_119_a_run_that_was_saved_while_paused_is_paused_when_it_resumes(tmp_pat
     assert not differences(whole, run(str(tmp_path / "checkpoint-6")))
 
 
-def test_groups_that_are_tasks_of_their_own_resume_bit_identically(tmp_path: Path, monkeypatch: Any) -> None:
+def test_groups_that_are_tasks_of_their_own_resume_bit_identically(tmp_path, monkeypatch):
     """As where the rows of a group were shown different prompts by environments without a `task_id`."""
     monkeypatch.setattr(communicator, "with_environments", lambda keys, *_: keys + np.arange(len(keys)))
     whole, found = interrupted(tmp_path, max_steps=6)
@@ -136,45 +123,45 @@ def test_groups_that_are_tasks_of_their_own_resume_bit_identically(tmp_path: Pat
 class Counting:
     """A sampler with running statistics."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = 0
 
-    def __call__(self, table: Any, count: int, context: Any) -> Any:
+    def __call__(self, table, count, context):
         self.calls += 1
         return np.arange(len(table))[:: -1 if self.calls % 2 else 1][:count]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"calls": self.calls}
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state):
         self.calls = state["calls"]
 
 
-def test_51_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(tmp_path: Path) -> None:
+def test_51_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(tmp_path):
     class Plugin:
-        def __init__(self) -> None:
+        def __init__(self):
             self.batches = 0
-            self.folders: list[Path] = []
+            self.folders = []
 
         @hookimpl
-        def trl_replay_attached(self, session: Any) -> None:
+        def trl_replay_attached(self, session):
             session.buffer.table.add_column("seen", fill=-1.0)
 
         @hookimpl
-        def trl_replay_metrics(self, context: Any) -> None:
+        def trl_replay_metrics(self, context):
             self.batches += 1
             context.table.seen[:] = self.batches
 
         @hookimpl
-        def trl_replay_save(self, session: Any, directory: Path) -> None:
+        def trl_replay_save(self, session, directory):
             (directory / "batches.json").write_text(json.dumps(self.batches))
 
         @hookimpl
-        def trl_replay_load(self, session: Any, directory: Path) -> None:
+        def trl_replay_load(self, session, directory):
             self.batches = json.loads((directory / "batches.json").read_text())
             self.folders.append(directory)
 
-    def run(folder: Path, **settings: Any) -> tuple[dict[str, Any], Any, Any]:
+    def run(folder, **settings):
         plugin, sampler = Plugin(), Counting()
         trl_replay.register(plugin, "one two")
         try:
@@ -192,18 +179,18 @@ def test_51_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(
     assert [folder.name for folder in other.folders] == ["one two"], "a folder of its own"
 
 
-def larger_vocabulary(folder: Path) -> Any:
+def larger_vocabulary(folder):
     tokenizer = make_tokenizer()
     return build(folder, model=make_model(tokenizer, vocab_size=len(tokenizer) + 8), max_steps=8)
 
 
-def other_tokenizer(folder: Path) -> Any:
+def other_tokenizer(folder):
     trainer = build(folder, max_steps=8)
     trainer._tokenizer.add_tokens(["ü"])
     return trainer
 
 
-def test_what_was_saved_under_other_settings_is_refused_with_both_values(tmp_path: Path, checkpoint: Path) -> None:
+def test_what_was_saved_under_other_settings_is_refused_with_both_values(tmp_path, checkpoint):
     refused = "does not fit this run: "
     with pytest.raises(
         MismatchError, match=rf"{refused}num_generations was 4 and is 6; replay_scope.* of then"
@@ -218,7 +205,7 @@ def test_what_was_saved_under_other_settings_is_refused_with_both_values(tmp_pat
         restored(tmp_path, str(without_model(checkpoint, tmp_path)), trainer=larger_vocabulary(tmp_path))
 
 
-def without_model(checkpoint: Path, folder: Path) -> Path:
+def without_model(checkpoint, folder):
     """The checkpoint with a model of a larger vocabulary in it."""
     copy = Path(shutil.copytree(checkpoint, folder / "grown"))
     larger_vocabulary(folder).model.save_pretrained(copy)
@@ -227,7 +214,7 @@ def without_model(checkpoint: Path, folder: Path) -> Path:
     return copy
 
 
-def test_the_user_may_decide_to_go_on_with_an_empty_buffer(tmp_path: Path, checkpoint: Path) -> None:
+def test_the_user_may_decide_to_go_on_with_an_empty_buffer(tmp_path, checkpoint):
     with pytest.warns(UserWarning, match="an empty replay buffer.*num_generations was 4 and is 6"):
         session = resume(tmp_path, checkpoint, num_generations=6, replay_on_mismatch="empty")
     assert session.update == 2
@@ -237,23 +224,23 @@ def test_the_user_may_decide_to_go_on_with_an_empty_buffer(tmp_path: Path, check
 class Stateful:
     """A first in, first out evictor with a state of any kind, but for those that it does not know any more."""
 
-    def __init__(self, kept: Any, *unknown: Any) -> None:
+    def __init__(self, kept, *unknown):
         self.kept = kept
         self.unknown = unknown
 
-    def __call__(self, table: Any, context: Any) -> Any:
+    def __call__(self, table, context):
         return table.serial
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"kept": self.kept}
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state):
         self.kept = state["kept"]
         if self.kept in self.unknown:
             raise ValueError(f"version {self.kept} is not known")
 
 
-def emptied(folder: Path, **settings: Any) -> dict[str, Any]:
+def emptied(folder, **settings):
     """The end of a run that resumes from a checkpoint without its replay files."""
     copy = folder / "without" / "checkpoint-6"
     shutil.copytree(folder / "checkpoint-6", copy)
@@ -263,9 +250,9 @@ def emptied(folder: Path, **settings: Any) -> dict[str, Any]:
 
 
 def test_67_a_strategy_that_cant_take_its_saved_state_is_named_with_the_checkpoint_or_leaves_the_buffer_empty(
-    tmp_path: Path,
-) -> None:
-    settings: dict[str, Any] = {"replay_refill_rounds": 1, "resume": str(tmp_path / "checkpoint-6")}
+    tmp_path,
+):
+    settings = {"replay_refill_rounds": 1, "resume": str(tmp_path / "checkpoint-6")}
     train(tmp_path, replay_evictor=Stateful(1), max_steps=6, replay_refill_rounds=1)
     with pytest.raises(CheckpointError, match=r"checkpoint-6.*evictor.*Stateful.*version 1 is not known"):
         train(tmp_path, replay_evictor=Stateful(2, 1), **settings)
@@ -282,7 +269,7 @@ class Other(Stateful):
     """Of another name: what it keeps is not what the first one kept."""
 
 
-def test_51_a_checkpoint_that_another_strategy_wrote_resumes_without_its_state(tmp_path: Path) -> None:
+def test_51_a_checkpoint_that_another_strategy_wrote_resumes_without_its_state(tmp_path):
     train(tmp_path, replay_evictor=Stateful(1), max_steps=6)
     other, same = Other(2), Stateful(2)
     with pytest.warns(UserWarning, match="The evictor in this checkpoint was '.*Stateful'"):
@@ -295,30 +282,28 @@ def test_51_a_checkpoint_that_another_strategy_wrote_resumes_without_its_state(t
 class Remembering:
     """A plugin whose one number travels with checkpoints."""
 
-    def __init__(self, number: int, fails: bool = False) -> None:
+    def __init__(self, number, fails=False):
         self.number = number
         self.fails = fails
 
     @hookimpl
-    def trl_replay_save(self, session: Any, directory: Path) -> None:
+    def trl_replay_save(self, session, directory):
         (directory / "number").write_text(str(self.number))
 
     @hookimpl
-    def trl_replay_load(self, session: Any, directory: Path) -> None:
+    def trl_replay_load(self, session, directory):
         self.number = int((directory / "number").read_text())
         if self.fails:
             self.fails = False
             raise ValueError("one number too many")
 
 
-def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_or_leaves_everything_as_it_was(
-    tmp_path: Path, plug: Any
-) -> None:
+def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_or_leaves_everything_as_it_was(tmp_path, plug):
     """The plugin before it has read its file by then."""
     first, second = Remembering(1), Remembering(1)
     plug(first, "first")
     plug(second, "second")
-    settings: dict[str, Any] = {"replay_plugins": ["first", "second"], "resume": str(tmp_path / "checkpoint-6")}
+    settings = {"replay_plugins": ["first", "second"], "resume": str(tmp_path / "checkpoint-6")}
     train(tmp_path, replay_plugins=["first", "second"], max_steps=6)
     second.fails = True
     trainer = build(tmp_path)
@@ -334,7 +319,7 @@ def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_or_leaves_everyt
     assert not differences(emptied(tmp_path, replay_plugins=["first", "second"]), found)
 
 
-def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path: Path, checkpoint: Path, plug: Any) -> None:
+def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path, checkpoint, plug):
     plug(Remembering(1), "new")
     with pytest.raises(CheckpointError, match=r"checkpoint-6.*Plugin 'new'.*FileNotFoundError"):
         resume(tmp_path, checkpoint, replay_plugins=["new"])
@@ -347,15 +332,13 @@ def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path: Path, 
     ("functions", "weights", "is_mixed"),
     [(["scripted"], None, True), (["scripted", "style"], None, False), (["scripted", "style"], [1.0, 0.0], True)],
 )
-def test_117_rows_that_a_new_function_that_counts_has_not_scored_leave(
-    tmp_path: Path, functions: list[str], weights: Any, is_mixed: bool
-) -> None:
+def test_117_rows_that_a_new_function_that_counts_has_not_scored_leave(tmp_path, functions, weights, is_mixed):
     """Their sum lacks what the fresh rows get for it: a success would be below the mean."""
     given = {
         "replay_start": None, "replay_mixer": "inject", "replay_sampler": "same_prompt", "replay_reward": "scripted",
     }  # fmt: skip
 
-    def style(completions: list[Any], **_: Any) -> list[float]:
+    def style(completions, **_):
         return [2.0] * len(completions)
 
     first = make_trainer(tmp_path / "a", Rewards([LIVE] * 3), max_steps=2, save_strategy="steps", save_steps=2)
@@ -371,8 +354,8 @@ def test_117_rows_that_a_new_function_that_counts_has_not_scored_leave(
     assert (rejudging.UNKNOWN in session.explain()) != is_mixed
 
 
-def test_128_rewards_of_functions_that_share_a_name_stay_apart_when_another_function_comes(tmp_path: Path) -> None:
-    def rewards(functions: int) -> list[Any]:
+def test_128_rewards_of_functions_that_share_a_name_stay_apart_when_another_function_comes(tmp_path):
+    def rewards(functions):
         made = [Rewards([LIVE] * 3), Rewards([[2.0] * 4] * 3), Rewards([[3.0] * 4] * 3)][:functions]
         for function in made[:2]:
             function.__name__ = "<lambda>"
@@ -391,19 +374,19 @@ def test_128_rewards_of_functions_that_share_a_name_stay_apart_when_another_func
     assert len(stored.buffer.table) > 0
 
 
-def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path, checkpoint):
     scores = sorted(load_file(checkpoint / "trl_replay" / "rank-00000" / "table.safetensors")["score"])
     found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")
     assert sorted(found["columns"]["score"]) == scores[-2:]
     assert len(found["payload"]) == 2
 
 
-def test_165_entries_longer_than_completions_may_be_now_leave_when_training_resumes(tmp_path: Path) -> None:
+def test_165_entries_longer_than_completions_may_be_now_leave_when_training_resumes(tmp_path):
     """Whoever ran out of memory resumes with a smaller `max_completion_length`; the batches may be smaller, too."""
     widths = []
 
     class Watching(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             widths.append(inputs["completion_ids"].size(1))
             return super()._compute_loss(model, inputs)
 
@@ -439,7 +422,7 @@ def test_165_entries_longer_than_completions_may_be_now_leave_when_training_resu
         (float("inf"), float("inf")),
     ],
 )
-def test_what_json_can_hold_of_a_strategys_state_comes_back(tmp_path: Path, kept: Any, loaded: Any) -> None:
+def test_what_json_can_hold_of_a_strategys_state_comes_back(tmp_path, kept, loaded):
     train(tmp_path, max_steps=6, replay_evictor=Stateful(kept))
     evictor = Stateful(None)
     resume(tmp_path, tmp_path / "checkpoint-6", replay_evictor=evictor)
@@ -449,14 +432,14 @@ def test_what_json_can_hold_of_a_strategys_state_comes_back(tmp_path: Path, kept
 @pytest.mark.parametrize(
     ("kept", "words"), [({2: 1, 10: 2}, "the key 2"), (np.zeros(2), r"array\(\[0., 0.\]\)"), ({1}, r"\{1\}")]
 )
-def test_what_json_cannot_bring_back_is_refused_when_it_is_saved(tmp_path: Path, kept: Any, words: str) -> None:
+def test_what_json_cannot_bring_back_is_refused_when_it_is_saved(tmp_path, kept, words):
     with pytest.raises(
         CheckpointError, match=f"The evictor's state_dict.* gives {words}, which JSON can't bring back"
     ):
         train(tmp_path, max_steps=6, replay_evictor=Stateful(kept))
 
 
-def test_resuming_from_the_end_settles_what_was_pending_and_ends(tmp_path: Path) -> None:
+def test_resuming_from_the_end_settles_what_was_pending_and_ends(tmp_path):
     """Stock does one update more."""
     _, whole = train(tmp_path, max_steps=6, replay_buffer_size=50)
     trainer, session = train(tmp_path, max_steps=6, resume=str(tmp_path / "checkpoint-6"), replay_buffer_size=50)
@@ -465,7 +448,7 @@ def test_resuming_from_the_end_settles_what_was_pending_and_ends(tmp_path: Path)
     assert set(session.buffer.table.serial.tolist()) >= set(whole.buffer.table.serial.tolist())
 
 
-def test_resuming_again_and_again_from_one_checkpoint_is_always_the_same(tmp_path: Path) -> None:
+def test_resuming_again_and_again_from_one_checkpoint_is_always_the_same(tmp_path):
     trainer, session = train(tmp_path)
     whole, folder = everything(trainer, session), tmp_path / "checkpoint-6"
     for _ in range(2):
@@ -475,20 +458,19 @@ def test_resuming_again_and_again_from_one_checkpoint_is_always_the_same(tmp_pat
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path: Path, scope: str) -> None:
+def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path, scope):
     """As on SIGTERM (`enable_jit_checkpoint`): gradients are there, the optimizer has not moved."""
-    from transformers import TrainerCallback
 
     saved = []
 
     class Save(TrainerCallback):
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
             if state.global_step == 3:
                 saved.append(take())
                 trainer._save_checkpoint(trainer.model, trial=None)
                 raise KeyboardInterrupt
 
-    def take() -> dict[str, Any]:
+    def take():
         return state(session)
 
     trainer = build(tmp_path, save_strategy="no")
@@ -506,14 +488,9 @@ def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path: Path, s
     assert kept >= {*saved[0]["columns"]["serial"], *(candidate[0] for candidate in saved[0]["candidates"])}
 
 
-def test_a_checkpoint_that_was_moved_is_read_where_it_is(checkpoint: Path, tmp_path: Path) -> None:
-    there = shutil.copytree(checkpoint, tmp_path / "a" / "b")
-    assert not differences(restored(tmp_path, str(checkpoint)), restored(tmp_path, str(there)))
-
-
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-def test_an_empty_buffer_makes_the_round_trip(tmp_path: Path, scope: str) -> None:
-    def zero(completions: list[str], **_: Any) -> list[float]:
+def test_an_empty_buffer_makes_the_round_trip(tmp_path, scope):
+    def zero(completions, **_):
         return [0.0] * len(completions)
 
     trainer = make_trainer(tmp_path, zero, max_steps=2, save_strategy="steps", save_steps=2)
@@ -525,7 +502,7 @@ def test_an_empty_buffer_makes_the_round_trip(tmp_path: Path, scope: str) -> Non
 
 
 @pytest.mark.parametrize(("then", "now"), [("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_groups_of_another_precision_are_replayed_as_they_were_saved(tmp_path: Path, then: str, now: str) -> None:
+def test_groups_of_another_precision_are_replayed_as_they_were_saved(tmp_path, then, now):
     train(tmp_path, max_steps=6, replay_logps_dtype=then)
     session = resume(tmp_path, tmp_path / "checkpoint-6", max_steps=10, replay_logps_dtype=now, replay_evictor="heap")
     held = {str(session.buffer.load(s).tensors["old_per_token_logps"].dtype) for s in session.buffer.held()}

@@ -1,13 +1,9 @@
 """Checkpoints that somebody else made: nothing outside of their folder is read, nothing waits, nothing inflates."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import struct
-from pathlib import Path
-from typing import Any
 
 import pytest
 from resuming import resume, rewrite
@@ -20,7 +16,7 @@ from trl_replay.checkpoint import format as saved
 KINDS = ["a pipe", "a device"]
 
 
-def put(path: Path, kind: str) -> None:
+def put(path, kind):
     """A file without an end, or whose reader waits for a writer."""
     path.unlink(missing_ok=True)
     if kind == "a pipe":
@@ -29,14 +25,14 @@ def put(path: Path, kind: str) -> None:
         path.symlink_to("/dev/zero")
 
 
-def attest(rank: Path) -> None:
+def attest(rank):
     """Make the checksums those of the files."""
     rewrite(rank, lambda told: told.update(files={name: saved._checksum(rank / name) for name in told["files"]}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["state.json", "table.safetensors", "payload-00000.safetensors"])
-def test_167_what_is_no_regular_file_is_not_read(copied: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_167_what_is_no_regular_file_is_not_read(copied, tmp_path, name, kind):
     put(copied / "trl_replay" / "rank-00000" / name, kind)
     assert trl_replay.last_complete_checkpoint(tmp_path) is None
     with pytest.raises(CheckpointError, match=rf"rank-00000.*{name} is no regular file"):
@@ -45,9 +41,7 @@ def test_167_what_is_no_regular_file_is_not_read(copied: Path, tmp_path: Path, n
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["trainer_state.json", "notes.json", "more.safetensors", "rng_state.pth"])
-def test_167_a_checkpoint_with_what_is_no_regular_file_beside_ours_is_not_whole(
-    copied: Path, tmp_path: Path, name: str, kind: str
-) -> None:
+def test_167_a_checkpoint_with_what_is_no_regular_file_beside_ours_is_not_whole(copied, tmp_path, name, kind):
     put(copied / name, kind)
     assert trl_replay.last_complete_checkpoint(tmp_path) is None
 
@@ -55,7 +49,7 @@ def test_167_a_checkpoint_with_what_is_no_regular_file_beside_ours_is_not_whole(
 @pytest.mark.parametrize(
     "name", ["/dev/zero", "../../../outside.safetensors", "payload-/../../../outside.safetensors"]
 )
-def test_167_names_that_lead_out_of_the_folder_are_refused(copied: Path, tmp_path: Path, name: str) -> None:
+def test_167_names_that_lead_out_of_the_folder_are_refused(copied, tmp_path, name):
     rank = copied / "trl_replay" / "rank-00000"
     shutil.copy(rank / "payload-00000.safetensors", tmp_path / "outside.safetensors")
     (rank / "payload-").mkdir()
@@ -66,14 +60,14 @@ def test_167_names_that_lead_out_of_the_folder_are_refused(copied: Path, tmp_pat
     assert trl_replay.last_complete_checkpoint(tmp_path) is None
 
 
-def test_167_a_table_that_no_checksum_vouches_for_is_refused(copied: Path, tmp_path: Path) -> None:
+def test_167_a_table_that_no_checksum_vouches_for_is_refused(copied, tmp_path):
     rewrite(copied / "trl_replay" / "rank-00000", lambda told: told["files"].pop("table.safetensors"))
     with pytest.raises(CheckpointError, match=r"KeyError.*table\.safetensors"):
         resume(tmp_path, copied)
 
 
 @pytest.mark.parametrize("folders", [5, [5], None])
-def test_167_an_identity_that_names_no_folders_is_none(copied: Path, tmp_path: Path, folders: Any) -> None:
+def test_167_an_identity_that_names_no_folders_is_none(copied, tmp_path, folders):
     """What lies in our folder is then another run's, as that of a run that went on without replay."""
     state = json.loads((copied / "trainer_state.json").read_text())
     state["stateful_callbacks"]["trl_replay"]["attributes"]["folders"] = folders
@@ -83,7 +77,7 @@ def test_167_an_identity_that_names_no_folders_is_none(copied: Path, tmp_path: P
         resume(tmp_path, copied)
 
 
-def test_167_a_payload_that_claims_more_than_its_file_holds_is_refused(copied: Path, tmp_path: Path) -> None:
+def test_167_a_payload_that_claims_more_than_its_file_holds_is_refused(copied, tmp_path):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
     huge = json.dumps({"0/completion_ids": {"dtype": "I32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     path.write_bytes(struct.pack("<Q", len(huge)) + huge)
@@ -92,7 +86,7 @@ def test_167_a_payload_that_claims_more_than_its_file_holds_is_refused(copied: P
         resume(tmp_path, copied)
 
 
-def test_167_a_group_lies_in_its_file_as_it_is(copied: Path) -> None:
+def test_167_a_group_lies_in_its_file_as_it_is(copied):
     """Its tensors, and a text of keys and lengths: nothing is packed, so nothing inflates."""
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
     (states,) = saved.read_all(copied)
@@ -104,7 +98,7 @@ def test_167_a_group_lies_in_its_file_as_it_is(copied: Path) -> None:
     assert {name.partition("/")[0] for name in tensors} == set(map(str, groups))
 
 
-def test_167_a_group_that_lacks_its_description_is_refused(copied: Path, tmp_path: Path) -> None:
+def test_167_a_group_that_lacks_its_description_is_refused(copied, tmp_path):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
     save_file({name: tensor for name, tensor in load_file(path).items() if name.partition("/")[2]}, path)
     attest(path.parent)

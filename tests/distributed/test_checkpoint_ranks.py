@@ -3,12 +3,9 @@
 As forks: torchrun itself is in tests/trainer/test_autoattach.py.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launches import Launches
@@ -22,23 +19,23 @@ from trl_replay.extras.report.inspection import inspect
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: Any) -> Path:
+def folder(tmp_path_factory):
     return Path(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
-def launches(folder: Path, tmp_path_factory: Any) -> Launches:
+def launches(folder, tmp_path_factory):
     """The results of every rank of each number of processes, by case; three processes leave checkpoints for two."""
     for scope in SCOPES:
         train(folder / f"{scope} of 1", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
-    launches = Launches("resuming_ranks.py", tmp_path_factory.mktemp("results"), folder)
+    launches = Launches("resuming_ranks", tmp_path_factory.mktemp("results"), folder)
     for ranks in (3, 2):
         launches.begin(ranks)
     return launches
 
 
 @pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks in (2, 3) for name, _ in runs_on_ranks(ranks)])
-def test_resuming_is_bit_identical_on_every_rank_where_stock_is(launches: Launches, ranks: int, name: str) -> None:
+def test_resuming_is_bit_identical_on_every_rank_where_stock_is(launches, ranks, name):
     """Three processes add gradients in an order that depends on how long DDP has been running: stock differs too."""
     found = launches(ranks, name)
     for rank, stock in zip(found, launches(ranks, "stock"), strict=True):
@@ -47,7 +44,7 @@ def test_resuming_is_bit_identical_on_every_rank_where_stock_is(launches: Launch
     assert sum(rank["replaced"] for rank in found) > 0
 
 
-def payload_of(checkpoint: Path) -> set[str]:
+def payload_of(checkpoint):
     """Hashes of all groups of a checkpoint, whole candidates included where they lie on one rank."""
     hashes = set()
     for rank in saved.ranks_in(checkpoint / "trl_replay"):
@@ -60,7 +57,7 @@ def payload_of(checkpoint: Path) -> set[str]:
     return hashes
 
 
-def check_dealt(scope: str, everything: set[str], ranks: list[dict[str, Any]], updates: int) -> None:
+def check_dealt(scope, everything, ranks, updates):
     """Nothing is lost, and everything is where its scope wants it."""
     held = [set(rank["payload"].values()) for rank in ranks]
     assert set.union(*held) == everything
@@ -88,15 +85,13 @@ def check_dealt(scope: str, everything: set[str], ranks: list[dict[str, Any]], u
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize(("source", "target"), [(1, 2), (3, 2), (1, 3)])
-def test_another_number_of_processes_deals_everything_anew(
-    launches: Launches, folder: Path, scope: str, source: int, target: int
-) -> None:
+def test_another_number_of_processes_deals_everything_anew(launches, folder, scope, source, target):
     ranks = launches(target, f"{scope} of {source}")
     check_dealt(scope, payload_of(folder / f"{scope} of {source}" / "checkpoint-4"), ranks, updates=6)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_who_names_no_scope_goes_on_with_the_checkpoints(launches: Launches, folder: Path, scope: str) -> None:
+def test_who_names_no_scope_goes_on_with_the_checkpoints(launches, folder, scope):
     ranks = launches(2, f"auto, {scope} of 1")
     check_dealt(scope, payload_of(folder / f"{scope} of 1" / "checkpoint-4"), ranks, updates=6)
     named = launches(2, f"{scope} of 1")
@@ -106,9 +101,7 @@ def test_who_names_no_scope_goes_on_with_the_checkpoints(launches: Launches, fol
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("source", [2, 3])
 @pytest.mark.parametrize("named", [True, False])
-def test_one_process_takes_over_from_several(
-    launches: Launches, folder: Path, scope: str, source: int, named: bool
-) -> None:
+def test_one_process_takes_over_from_several(launches, folder, scope, source, named):
     checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
     settings = {"replay_scope": scope} if named else {}
     found = restored(folder / "one", str(checkpoint), **settings, replay_buffer_size=90)
@@ -120,12 +113,12 @@ def test_one_process_takes_over_from_several(
     assert session.update == 6
 
 
-def test_a_gathered_buffer_is_written_once(launches: Launches, folder: Path) -> None:
+def test_a_gathered_buffer_is_written_once(launches, folder):
     ours = folder / "gathered of 2" / "checkpoint-4" / "trl_replay"
     assert [path.parent.name for path in ours.rglob("payload-*")] == ["rank-00000"]
 
 
-def test_damage_on_one_rank_is_told_by_all(launches: Launches) -> None:
+def test_damage_on_one_rank_is_told_by_all(launches):
     for rank in launches(2, "refused"):
         assert rank["type"] == "CheckpointError"
         assert "checksum differs" in rank["text"]
@@ -133,45 +126,43 @@ def test_damage_on_one_rank_is_told_by_all(launches: Launches) -> None:
         assert rank["batches"] == 1, "with leave, all went on with an empty buffer"
 
 
-def test_61_one_ranks_files_of_another_run_are_told_by_all(launches: Launches) -> None:
+def test_61_one_ranks_files_of_another_run_are_told_by_all(launches):
     for rank in launches(2, "mixed"):
         assert rank["ours"]
         assert "does not belong to the rest of the checkpoint" in rank["text"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_67_what_one_rank_cant_apply_no_rank_keeps(launches: Launches, scope: str) -> None:
+def test_67_what_one_rank_cant_apply_no_rank_keeps(launches, scope):
     for rank in launches(2, f"unapplied, {scope}"):
         assert re.search(r"checkpoint-2.*evictor.*Versioned.*not on this rank", rank["text"])
         assert (rank["batches"], rank["loaded"], rank["update"]) == (2, 0, 2)
 
 
-def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(
-    launches: Launches, folder: Path
-) -> None:
+def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(launches, folder):
     for rank in launches(2, "unsaved"):
         assert rank["ours"]
         assert "no room" in told(rank)
     assert last_complete_checkpoint(folder / "unsaved") is None
 
 
-def test_124_what_failed_on_one_rank_stops_all_before_the_next_checkpoint(launches: Launches, folder: Path) -> None:
+def test_124_what_failed_on_one_rank_stops_all_before_the_next_checkpoint(launches, folder):
     for rank in launches(2, "kept"):
         assert rank["ours"]
         assert "no metric on this rank" in told(rank)
     assert last(folder / "kept").endswith("checkpoint-2")
 
 
-def test_133_with_batches_of_another_size_each_rank_goes_on_in_its_own_part_of_the_prompts(launches: Launches) -> None:
+def test_133_with_batches_of_another_size_each_rank_goes_on_in_its_own_part_of_the_prompts(launches):
     ranks = launches(2, "positions")
-    for then, now in ranks:
-        assert (now["order"], now["position"]) == (then["order"], then["position"])
-    assert [then["parts"] for then, _ in ranks] == [2, 2], "each has its own part"
+    for rank in ranks:
+        assert [rank["now"][name] for name in ("order", "position")] == [
+            rank["then"][name] for name in ("order", "position")
+        ]
+    assert [rank["then"]["parts"] for rank in ranks] == [2, 2], "each has its own part"
 
 
-def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(
-    launches: Launches, folder: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(launches, folder, tmp_path):
     """The trainer does not wait for the other ranks before it writes the file that marks a checkpoint whole."""
     copy = Path(shutil.copytree(folder / "process of 2" / "checkpoint-4", tmp_path / "checkpoint-4"))
     assert last_complete_checkpoint(tmp_path) == str(copy)
@@ -180,16 +171,14 @@ def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_63_a_checkpoint_that_lacks_all_files_of_a_rank_is_not_whole(
-    launches: Launches, folder: Path, tmp_path: Path, rank: int
-) -> None:
+def test_63_a_checkpoint_that_lacks_all_files_of_a_rank_is_not_whole(launches, folder, tmp_path, rank):
     copy = Path(shutil.copytree(folder / "process of 2" / "checkpoint-4", tmp_path / "checkpoint-4"))
     shutil.rmtree(copy / "trl_replay" / f"rank-0000{rank}")
     assert last_complete_checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_what_all_ranks_export_all_ranks_take_back(launches: Launches, folder: Path, scope: str) -> None:
+def test_what_all_ranks_export_all_ranks_take_back(launches, folder, scope):
     ranks = launches(2, f"files {scope}")
     names = {rank["path"] for rank in ranks}
     one_each = {f"{scope}-00000-of-00002.parquet", f"{scope}-00001-of-00002.parquet"}
@@ -204,7 +193,7 @@ def test_what_all_ranks_export_all_ranks_take_back(launches: Launches, folder: P
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(launches: Launches, scope: str) -> None:
+def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(launches, scope):
     """Three groups without log-probs, which all ranks must compute alike."""
     ranks = launches(2, f"files {scope}")
     taught = [rank["taught"] for rank in ranks]
@@ -220,7 +209,7 @@ def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(launches: Lau
     assert sum(rank["replaced"] for rank in ranks) > 0
 
 
-def test_each_rank_scores_its_part_of_a_files_rows_and_all_have_the_rewards(launches: Launches) -> None:
+def test_each_rank_scores_its_part_of_a_files_rows_and_all_have_the_rewards(launches):
     ranks = launches(2, "scored")
     first, second = (dict.fromkeys(text[0] for text in rank["seen"]) for rank in ranks)
     assert (list(first), list(second)) == (["1", "2", "3", "7"], ["4", "5", "6", "7"]), "of 12 rows each at most"
@@ -229,15 +218,13 @@ def test_each_rank_scores_its_part_of_a_files_rows_and_all_have_the_rewards(laun
         assert rewards == pytest.approx([2 / group, 3 / group, 4 / group, 5 / group])
 
 
-def test_a_reward_function_that_fails_on_one_rank_is_told_by_all(launches: Launches) -> None:
+def test_a_reward_function_that_fails_on_one_rank_is_told_by_all(launches):
     for rank in launches(2, "not scored"):
         assert "'graded' can't score the rows of the rows given: ZeroDivisionError" in rank["text"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_the_report_and_export_see_every_entry_of_all_ranks_once(
-    launches: Launches, folder: Path, tmp_path: Path, scope: str
-) -> None:
+def test_the_report_and_export_see_every_entry_of_all_ranks_once(launches, folder, tmp_path, scope):
     checkpoint = folder / f"{scope} of 2" / "checkpoint-4"
     states = [saved.read(checkpoint / "trl_replay", rank) for rank in (0, 1)]
     expected = sum(len(list(state.payload())) for state in (states[:1] if scope == "gathered" else states))

@@ -4,8 +4,6 @@ Each engine is launched once, on two processes, by `accelerate launch` with our 
 through all cases (ranks/engines.py). DDP needs no file, and runs as forks.
 """
 
-from __future__ import annotations
-
 import importlib.machinery
 import itertools
 import os
@@ -13,12 +11,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from engines import LAST, OPTIMIZER, ROWS_OF, SAVED
-from launches import LIMIT, Launches, assert_same_training
+from forked import check, launch
+from launches import LIMIT, RANKS, Launches, assert_same_training
 from scripted import build, mixed, run
 
 ROOT = Path(__file__).parents[2]
@@ -34,19 +32,17 @@ ENGINES = {
 SCOPES = tuple(ROWS_OF)
 CELLS = list(itertools.product(ENGINES, SCOPES))
 
-Ranks = list[dict[str, Any]]
-
 
 class Engine(Launches):
     """The launch of one engine on two processes."""
 
-    def __init__(self, engine: str, folder: Path) -> None:
-        super().__init__("engines.py", folder, engine)
-        self.engine = engine
+    def __init__(self, engine, folder):
+        super().__init__("engines", folder)
+        self.engine, self.script = engine, RANKS / "engines.py"
 
-    def start(self, ranks: int, folder: Path) -> None:
+    def start(self, ranks, folder):
         if self.engine == "ddp":
-            return super().start(ranks, folder)
+            return check(launch(self.script, folder, self.engine, limit=LIMIT, local_ranks=(0, 1)))
         command = [
             sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch",
             "--config_file", str(ROOT / "examples" / "accelerate" / f"{self.engine}.yaml"),
@@ -63,34 +59,34 @@ class Engine(Launches):
 class Engines:
     """The results of every rank of an engine for a case, in rank order."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.of = {engine: Engine(engine, folder / engine) for engine in ENGINES}
 
-    def __call__(self, engine: str, case: str) -> Ranks:
+    def __call__(self, engine, case):
         places = [str(DEEPSPEED), *sys.path]
         if engine.startswith("zero") and not importlib.machinery.PathFinder.find_spec("deepspeed", places):
             pytest.skip(f"deepspeed is neither installed nor in {DEEPSPEED}: `make test` puts it into .venv/engines")
         (self.folder / engine).mkdir(exist_ok=True)
         return self.of[engine](2, case)
 
-    def differences(self, engine: str, case: str) -> list[list[str]]:
+    def differences(self, engine, case):
         """Of every rank, in what a run that was resumed differs from one that was not."""
         return [rank["differences"] for rank in self(engine, f"{case} in all")]
 
-    def weights(self, engine: str, case: str) -> Any:
+    def weights(self, engine, case):
         """All weights at the end."""
         self(engine, case)
         return np.load(self.folder / engine / "2" / f"{case}.0.weights.npy")
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory: Any) -> Engines:
+def launches(tmp_path_factory):
     return Engines(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
+def one(tmp_path_factory):
     """The same script on one process, which has all rows."""
     found = {}
     for scope in ("gathered", "sharded"):
@@ -102,7 +98,7 @@ def one(tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def check_by_hand(ranks: Ranks, moved: float = 1e-2) -> None:
+def check_by_hand(ranks, moved=1e-2):
     """Every loss is the one by hand, and replayed rows of another policy were in some."""
     losses = [loss for rank in ranks for loss in rank["compared"]]
     for number, (found, by_hand, replayed, _) in enumerate(losses):
@@ -112,20 +108,18 @@ def check_by_hand(ranks: Ranks, moved: float = 1e-2) -> None:
     assert max(ratio for _, _, _, ratio in losses) > moved, "with a ratio of 1, a wrong one would not show"
 
 
-def replayed(ranks: Ranks) -> int:
+def replayed(ranks):
     return sum(sum(step["replayed"]) for rank in ranks for step in rank["steps"])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_it_is_this_engine_that_has_the_weights(launches: Engines, engine: str) -> None:
+def test_it_is_this_engine_that_has_the_weights(launches, engine):
     for scope in SCOPES:
         assert [rank["engine"] for rank in launches(engine, scope)] == [ENGINES[engine]] * 2
 
 
 @pytest.mark.parametrize(("engine", "scope"), CELLS)
-def test_an_engine_trains_and_replays_as_one_process_does(
-    launches: Engines, one: dict[str, dict[str, Any]], engine: str, scope: str
-) -> None:
+def test_an_engine_trains_and_replays_as_one_process_does(launches, one, engine, scope):
     """Private buffers are not those of one process: there, as another engine does."""
     ranks = launches(engine, scope)
     assert replayed(ranks) > 24
@@ -147,7 +141,7 @@ def test_an_engine_trains_and_replays_as_one_process_does(
 
 
 @pytest.mark.parametrize(("engine", "scope"), CELLS)
-def test_resuming_is_bit_identical_with_an_engine(launches: Engines, engine: str, scope: str) -> None:
+def test_resuming_is_bit_identical_with_an_engine(launches, engine, scope):
     """Whole weights, table, payload, generators and counters, of every rank."""
     resumed = launches(engine, f"{scope} resumed")
     assert launches.differences(engine, scope) == [[], []]
@@ -156,14 +150,14 @@ def test_resuming_is_bit_identical_with_an_engine(launches: Engines, engine: str
 
 
 @pytest.mark.parametrize(("engine", "scope"), CELLS)
-def test_an_engines_loss_of_replayed_rows_is_the_one_by_hand(launches: Engines, engine: str, scope: str) -> None:
+def test_an_engines_loss_of_replayed_rows_is_the_one_by_hand(launches, engine, scope):
     """From log-probs of the whole weights in a plain model, of each row without padding; after resuming, too."""
     check_by_hand(launches(engine, scope))
     check_by_hand(launches(engine, f"{scope} resumed"))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_adapter_on_an_engine_trains_replays_and_resumes(launches: Engines, engine: str) -> None:
+def test_an_adapter_on_an_engine_trains_replays_and_resumes(launches, engine):
     check_by_hand(launches(engine, "adapter"))
     check_by_hand(launches(engine, "adapter resumed"))
     assert launches.differences(engine, "adapter") == [[], []]
@@ -172,7 +166,7 @@ def test_an_adapter_on_an_engine_trains_replays_and_resumes(launches: Engines, e
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine(launches: Engines, engine: str) -> None:
+def test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine(launches, engine):
     ranks = launches(engine, "forward")
     assert [rank["forwards"] for rank in ranks] == [{"grad": LAST, "no grad": LAST}] * 2
     assert [rank["forwards"] for rank in launches(engine, "sharded")] == [{"grad": LAST}] * 2, "and none without it"
@@ -182,7 +176,7 @@ def test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine(launch
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine(launches: Engines, engine: str) -> None:
+def test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine(launches, engine):
     """Three groups of a file without log-probs, which are all that can be replayed."""
     ranks = launches(engine, "warm start")
     assert [rank["forwards"] for rank in ranks] == [{"grad": 3, "no grad": 3}] * 2
@@ -190,9 +184,7 @@ def test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine(launches
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_remedy(
-    launches: Engines, engine: str
-) -> None:
+def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_remedy(launches, engine):
     """ZeRO 3 shards a model when it is loaded, and puts it together for a forward only once training has begun."""
     for rank in launches(engine, "added early"):
         if engine == "zero3":
@@ -202,7 +194,7 @@ def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_r
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without(launches: Engines, engine: str) -> None:
+def test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without(launches, engine):
     """Generation by the trainer on the engine's parameters, weights and numbers of forwards."""
     stock, idle = launches(engine, "stock"), launches(engine, "idle")
     assert replayed(idle) == 0
@@ -213,7 +205,7 @@ def test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without(launches
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_groups_that_the_trainer_generates_on_an_engine_are_replayed(launches: Engines, engine: str) -> None:
+def test_groups_that_the_trainer_generates_on_an_engine_are_replayed(launches, engine):
     ranks = launches(engine, "generating")
     assert ranks[0]["hashes"] == ranks[1]["hashes"], "the same table on both ranks"
     check_by_hand(ranks)
@@ -235,19 +227,19 @@ IN_EVERY_SCOPE = ("trains", "resumes", "loss")
 NAMES = {"DDP": "ddp", "FSDP2": "fsdp2", "ZeRO 2": "zero2", "ZeRO 3": "zero3", "FSDP1": "fsdp1"}
 
 
-def parameters(test: Any) -> set[Any]:
+def parameters(test):
     (mark,) = test.pytestmark
     return set(mark.args[1])
 
 
-def table(first: str) -> list[dict[str, str]]:
+def table(first):
     """The rows of the page's table whose header begins so."""
     lines = PAGE[PAGE.index(f"\n| {first} |") :].split("\n\n")[0].strip().splitlines()
     header, _, *rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_the_pages_table_of_engines_says_what_is_tested() -> None:
+def test_the_pages_table_of_engines_says_what_is_tested():
     rows = table("engine | trains")
     assert [row["engine"] for row in rows] == list(NAMES)
     assert set(rows[0]) == {"engine", *COLUMNS}
@@ -257,11 +249,11 @@ def test_the_pages_table_of_engines_says_what_is_tested() -> None:
         assert row[column] == ("✓" if cells <= parameters(COLUMNS[column]) else "–"), f"{engine}: {column}"
 
 
-def test_the_page_explains_every_column_of_its_table() -> None:
+def test_the_page_explains_every_column_of_its_table():
     assert re.findall(r"^\* \*([^*]+)\*: ", PAGE, re.MULTILINE) == list(COLUMNS)
 
 
-def test_every_configuration_file_is_launched_and_named_on_the_page() -> None:
+def test_every_configuration_file_is_launched_and_named_on_the_page():
     files = {path.stem for path in (ROOT / "examples" / "accelerate").glob("*.yaml")}
     assert files == set(ENGINES) - {"ddp"}
     assert set(re.findall(r"examples/accelerate/(\w+)\.yaml", PAGE)) == files

@@ -3,33 +3,26 @@
 One launch runs through the cases (ranks/many_ranks.py), each with a process group of its own.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
-from launches import Launches, check_batches_of_all, check_groups, check_one_table, everywhere
-from patterns import LOST, SLOW, random_pattern, wrong
+from launches import check_batches_of_all, check_groups, check_one_table, everywhere
+from patterns import LOST, PATTERNS, SLOW, random_pattern, wrong
 
 RANKS = 8
-PATTERNS = 12
 UPDATES = 6
 TRAINED = ["process whole", "gathered, one is late", "sharded straddling"]
 SHARED = TRAINED[1:]
 
-Results = Callable[[str], list[dict[str, Any]]]
-
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: Any) -> Results:
+def ranks(launches):
     """The results of every rank in a case, in rank order."""
-    return partial(Launches("many_ranks.py", tmp_path_factory.mktemp("many_ranks"), PATTERNS), RANKS)
+    return partial(launches, RANKS)
 
 
 @pytest.mark.parametrize("case", TRAINED)
-def test_30_eight_ranks_come_to_the_end_whatever_each_has_dead_and_live(ranks: Results, case: str) -> None:
+def test_30_eight_ranks_come_to_the_end_whatever_each_has_dead_and_live(ranks, case):
     """One is a second late in each of two cases, which is within its time-out."""
     found = ranks(case)
     assert [(rank["type"], rank["text"]) for rank in found] == [("", "")] * RANKS
@@ -43,12 +36,12 @@ def test_30_eight_ranks_come_to_the_end_whatever_each_has_dead_and_live(ranks: R
 
 
 @pytest.mark.parametrize("case", TRAINED)
-def test_16_of_eight_ranks_each_counts_the_tokens_and_marks_the_rows_of_all(ranks: Results, case: str) -> None:
+def test_16_of_eight_ranks_each_counts_the_tokens_and_marks_the_rows_of_all(ranks, case):
     check_batches_of_all(ranks(case))
 
 
 @pytest.mark.parametrize("case", SHARED)
-def test_eight_ranks_have_one_table_and_groups_that_straddled_them_come_whole(ranks: Results, case: str) -> None:
+def test_eight_ranks_have_one_table_and_groups_that_straddled_them_come_whole(ranks, case):
     found = ranks(case)
     check_one_table(found)
     replayed, traveled = check_groups(found, size=4)
@@ -57,14 +50,14 @@ def test_eight_ranks_have_one_table_and_groups_that_straddled_them_come_whole(ra
 
 
 @pytest.mark.parametrize("number", range(PATTERNS))
-def test_a_random_pattern_is_replayed_alike_on_eight_ranks(ranks: Results, number: int) -> None:
+def test_a_random_pattern_is_replayed_alike_on_eight_ranks(ranks, number):
     pattern = random_pattern(number, RANKS)
     found = ranks("patterns")
     assert [rank["text"] for rank in found] == [""] * RANKS
     assert list(wrong(pattern, [rank["patterns"][number] for rank in found])) == []
 
 
-def test_the_random_patterns_are_of_every_kind_and_replay(ranks: Results) -> None:
+def test_the_random_patterns_are_of_every_kind_and_replay(ranks):
     made = [random_pattern(number, RANKS) for number in range(PATTERNS)]
     assert {pattern.settings["replay_scope"] for pattern in made} == {"process", "gathered", "sharded"}
     assert {pattern.straddles for pattern in made} == {True, False}
@@ -72,7 +65,7 @@ def test_the_random_patterns_are_of_every_kind_and_replay(ranks: Results) -> Non
     assert sum(count > 0 for count in replaced) > PATTERNS / 2
 
 
-def test_of_two_ranks_that_raise_all_eight_name_both(ranks: Results) -> None:
+def test_of_two_ranks_that_raise_all_eight_name_both(ranks):
     for number, rank in enumerate(ranks("two raise")):
         own = number in (SLOW, LOST)
         assert rank["type"] == ("HookError" if own else "SeamError")
@@ -84,7 +77,7 @@ def test_of_two_ranks_that_raise_all_eight_name_both(ranks: Results) -> None:
         assert told.count("HookError") == 2, "and nobody else"
 
 
-def test_43_seven_ranks_that_wait_for_one_without_replay_name_it(ranks: Results) -> None:
+def test_43_seven_ranks_that_wait_for_one_without_replay_name_it(ranks):
     for number, rank in enumerate(ranks("one is not attached")):
         if number == LOST:
             assert not rank["ours"], "it waits in a collective of the trainer's"
@@ -95,7 +88,7 @@ def test_43_seven_ranks_that_wait_for_one_without_replay_name_it(ranks: Results)
 
 
 @pytest.mark.parametrize("case", ["one is too late", "one is killed"])
-def test_all_others_raise_where_one_does_not_come(ranks: Results, case: str) -> None:
+def test_all_others_raise_where_one_does_not_come(ranks, case):
     for number, rank in enumerate(ranks(case)):
         killed = case == "one is killed" and number == LOST
         assert rank["type"] == ("killed" if killed else "RuntimeError"), rank["text"]

@@ -1,26 +1,17 @@
 """Stored rows beside fresh ones, and shaped advantages, on two and three processes: as on one, to the gradient."""
 
-from __future__ import annotations
-
 import functools
-from pathlib import Path
-from typing import Any
 
 import pytest
-from launches import Launches, assert_same_gradients, everywhere
-from mixing_ranks import ITERATIONS, LAYOUTS, cases, register, trained, unregister
+from launches import assert_same_gradients, everywhere
+from mixing_ranks import ITERATIONS, LAYOUTS, combinations, register, trained, unregister
 from one_rank import told
 
-CASES = [(world, *case) for world in LAYOUTS for case in cases(world)]
-
-
-@pytest.fixture(scope="module")
-def launches(tmp_path_factory: Any) -> Launches:
-    return Launches("mixing_ranks.py", tmp_path_factory.mktemp("mixing"))
+CASES = [(world, *case) for world in LAYOUTS for case in combinations(world)]
 
 
 @functools.cache
-def alone(folder: Path, name: str, world: int, layout: str) -> dict[str, Any]:
+def alone(folder, name, world, layout):
     """The same script on one process; its scope does not matter there."""
     rows, size = LAYOUTS[world][layout]
     register()
@@ -31,9 +22,7 @@ def alone(folder: Path, name: str, world: int, layout: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("world", "name", "scope", "layout"), [case for case in CASES if case[2] != "process"])
-def test_several_processes_do_what_one_does(
-    launches: Launches, tmp_path_factory: Any, world: int, name: str, scope: str, layout: str
-) -> None:
+def test_several_processes_do_what_one_does(launches, tmp_path_factory, world, name, scope, layout):
     ranks = launches(world, f"{name} {scope} {layout}")
     one = alone(tmp_path_factory.getbasetemp() / "mixing", name, world, layout)
     mixed = 0
@@ -50,11 +39,11 @@ def test_several_processes_do_what_one_does(
     assert_same_gradients(ranks, one)
 
 
-def test_each_process_mixes_from_a_buffer_of_its_own(launches: Launches) -> None:
+def test_each_process_mixes_from_a_buffer_of_its_own(launches):
     ranks = launches(2, "joint process whole")
     rows = LAYOUTS[2]["whole"][0]
     for rank in ranks:
-        born: set[str] = set()
+        born = set()
         mixed = 0
         for step in rank["steps"]:
             stored = [text for text, flag in zip(step["out"], step["replayed"], strict=True) if flag]
@@ -64,7 +53,7 @@ def test_each_process_mixes_from_a_buffer_of_its_own(launches: Launches) -> None
         assert 0 < mixed < 6 * rows
 
 
-def test_an_owner_sends_no_row_that_is_not_taken(launches: Launches) -> None:
+def test_an_owner_sends_no_row_that_is_not_taken(launches):
     joint = launches(2, "joint sharded straddling")
     assert sum(rank["received"]["fetch"] for rank in joint) > 0
     for rank in joint:
@@ -73,14 +62,7 @@ def test_an_owner_sends_no_row_that_is_not_taken(launches: Launches) -> None:
             assert sum(step["replayed"]) <= 2 * 2, "two rows a slot, two slots a process"
 
 
-def test_ranks_that_mask_other_rows_stop_together(launches: Launches) -> None:
+def test_ranks_that_mask_other_rows_stop_together(launches):
     for rank in launches(2, "differing"):
         assert rank["type"] == "SeamError"
         assert "decided differently" in told(rank)
-
-
-@pytest.mark.parametrize(("case", "hook"), [("raising", "trl_replay_advantages"), ("raising mixer", "trl_replay_mix")])
-def test_an_error_on_one_rank_ends_all_with_its_cause(launches: Launches, case: str, hook: str) -> None:
-    for rank in launches(2, case):
-        assert f"'failing' (registered in this process) failed in {hook}" in told(rank)
-        assert "rank 1" in told(rank)

@@ -3,11 +3,7 @@
 One launch runs through all cases (ranks/nodes.py).
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 from launches import Launches
@@ -15,17 +11,15 @@ from launches import Launches
 SCOPES = ("process", "gathered", "sharded")
 EVERY = ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
-Nodes = Callable[[str], list[dict[str, Any]]]
-
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: Any) -> Nodes:
+def nodes(tmp_path_factory):
     """The results of two ranks on two machines in a case."""
-    return partial(Launches("nodes.py", tmp_path_factory.mktemp("nodes"), local_ranks=(0, 0)), 2)
+    return partial(Launches("nodes", tmp_path_factory.mktemp("nodes"), local_ranks=(0, 0)), 2)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_44_a_checkpoint_is_written_again_where_each_rank_has_a_folder_of_its_own(nodes: Nodes, scope: str) -> None:
+def test_44_a_checkpoint_is_written_again_where_each_rank_has_a_folder_of_its_own(nodes, scope):
     """The rank that the trainer lets save clears its own folder only."""
     for case in ("first", "again"):
         for rank, found in enumerate(nodes(f"{scope}, {case}")):
@@ -34,7 +28,7 @@ def test_44_a_checkpoint_is_written_again_where_each_rank_has_a_folder_of_its_ow
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_44_payload_is_rotated_where_the_trainer_rotates_nothing(nodes: Nodes, scope: str) -> None:
+def test_44_payload_is_rotated_where_the_trainer_rotates_nothing(nodes, scope):
     """Of a folder that the trainer itself never rotates, ours leaves when its checkpoint has left elsewhere."""
     saving, other = nodes(f"{scope}, rotated")
     assert list(saving["folders"]) == ["checkpoint-6"]
@@ -45,14 +39,14 @@ def test_44_payload_is_rotated_where_the_trainer_rotates_nothing(nodes: Nodes, s
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_63_a_copy_under_another_name_is_not_rotated(nodes: Nodes, scope: str) -> None:
+def test_63_a_copy_under_another_name_is_not_rotated(nodes, scope):
     """By ours, that is: where the trainer rotates, it takes all that is called `checkpoint-`."""
     _, other = nodes(f"{scope}, kept")
     assert other["folders"]["checkpoint-best-6"] == ["rank-00001"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_44_a_folder_that_all_ranks_share_is_rotated_by_the_trainer_alone(nodes: Nodes, scope: str) -> None:
+def test_44_a_folder_that_all_ranks_share_is_rotated_by_the_trainer_alone(nodes, scope):
     both = ["rank-00000", "rank-00001"]
     for found in nodes(f"{scope}, shared"):
         assert found["folders"] == {"checkpoint-6": both}
@@ -61,7 +55,7 @@ def test_44_a_folder_that_all_ranks_share_is_rotated_by_the_trainer_alone(nodes:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_44_with_save_on_each_node_every_machine_saves_rotates_and_resumes(nodes: Nodes, scope: str) -> None:
+def test_44_with_save_on_each_node_every_machine_saves_rotates_and_resumes(nodes, scope):
     for rank, found in enumerate(nodes(f"{scope}, each")):
         assert found["folders"] == {"checkpoint-6": [f"rank-{rank:05d}"]}
     for found in nodes(f"{scope}, each resumed"):

@@ -4,11 +4,7 @@ A launch of two ranks runs through the cases (ranks/alone.py), each with a proce
 the cases in which one rank waits in vain for the other has a launch to itself: there is little to compute.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from launches import Launches
@@ -25,15 +21,13 @@ SAVED = "detach and save on both"
 IN_VAIN = (("attach on one",), ("add on one",), ("save on one",), (SAVED, "resume from a checkpoint on one"))
 """The last of these resumes from what another saved."""
 
-Results = Callable[[str], list[dict[str, Any]]]
-
 
 @pytest.fixture(scope="module")
-def of(tmp_path_factory: Any) -> Results:
+def of(tmp_path_factory):
     """The results of both ranks in a case."""
     waiting = [cases[-1] for cases in IN_VAIN]
     launches = [
-        Launches("alone.py", tmp_path_factory.mktemp("alone"), *cases) for cases in (("all but", *waiting), *IN_VAIN)
+        Launches("alone", tmp_path_factory.mktemp("alone"), *cases) for cases in (("all but", *waiting), *IN_VAIN)
     ]
     by_case = {case: made for made, cases in zip(launches[1:], IN_VAIN, strict=True) for case in cases}
     with ThreadPoolExecutor(len(launches)) as pool:
@@ -59,7 +53,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("case", TOLD)
-def test_43_what_one_rank_does_of_its_own_all_are_told_at_the_next_batch(of: Results, case: str) -> None:
+def test_43_what_one_rank_does_of_its_own_all_are_told_at_the_next_batch(of, case):
     kind, words = TOLD[case]
     for rank in of(case):
         assert rank["type"] == kind, rank["text"]
@@ -67,12 +61,12 @@ def test_43_what_one_rank_does_of_its_own_all_are_told_at_the_next_batch(of: Res
 
 
 @pytest.mark.parametrize("case", ["rounding, gathered", "scaling, process"])
-def test_164_advantages_may_differ_in_their_last_bits_and_where_no_buffer_is_shared(of: Results, case: str) -> None:
+def test_164_advantages_may_differ_in_their_last_bits_and_where_no_buffer_is_shared(of, case):
     for rank in of(case):
         assert rank["type"] == "", rank["text"]
 
 
-def test_126_detach_while_scoring_on_one_rank_is_told_to_all_in_the_same_batch(of: Results) -> None:
+def test_126_detach_while_scoring_on_one_rank_is_told_to_all_in_the_same_batch(of):
     for rank in of("detach on one while scoring"):
         assert rank["type"] == "SeamError", rank["text"]
         assert DETACHED in rank["text"]
@@ -82,27 +76,25 @@ def test_126_detach_while_scoring_on_one_rank_is_told_to_all_in_the_same_batch(o
 
 
 @pytest.mark.parametrize("iterations", ["same", "replay"])
-def test_77_a_batch_that_one_rank_cannot_compose_is_told_to_all_before_the_next_collective(
-    of: Results, iterations: str
-) -> None:
+def test_77_a_batch_that_one_rank_cannot_compose_is_told_to_all_before_the_next_collective(of, iterations):
     waiting, failing = of(f"composing fails on one, {iterations}")
     assert failing["type"] == "OutOfMemoryError"
     assert waiting["type"] == "SeamError"
     assert "rank 1: OutOfMemoryError: no memory on this rank" in waiting["text"]
 
 
-def test_125_a_batch_that_one_rank_could_not_compose_is_no_false_alarm_in_the_next_training(of: Results) -> None:
+def test_125_a_batch_that_one_rank_could_not_compose_is_no_false_alarm_in_the_next_training(of):
     for rank in of("training again after composing failed on one"):
         assert rank["type"] == "", rank["text"]
 
 
-def test_131_a_batch_key_that_nobody_knows_is_told_to_all(of: Results) -> None:
+def test_131_a_batch_key_that_nobody_knows_is_told_to_all(of):
     for rank in of("a batch key on one"):
         assert rank["ours"], rank["text"]
         assert "found_by_a_tool" in rank["text"]
 
 
-def test_43_pause_and_resume_on_both_train_on(of: Results) -> None:
+def test_43_pause_and_resume_on_both_train_on(of):
     paused, resumed = (of(f"{verb} on both") for verb in ("pause", "resume"))
     for before, after in zip(paused, resumed, strict=True):
         assert before["type"] == after["type"] == "", "nothing is raised"
@@ -111,26 +103,26 @@ def test_43_pause_and_resume_on_both_train_on(of: Results) -> None:
 
 
 @pytest.mark.parametrize("case", ["detach on both", "detach on both in a generation cycle", SAVED])
-def test_43_detach_on_both_trains_on_and_leaves_nothing(of: Results, case: str) -> None:
+def test_43_detach_on_both_trains_on_and_leaves_nothing(of, case):
     for rank in of(case):
         assert rank["type"] == "", rank["text"]
         assert rank["seam"] == [], "the trainer's methods are its class's"
     assert sum(rank["replaced"] for rank in of(case)) > 0
 
 
-def test_43_a_checkpoint_after_detach_holds_no_buffer(of: Results) -> None:
+def test_43_a_checkpoint_after_detach_holds_no_buffer(of):
     for rank in of(SAVED):
         assert "trl_replay" not in rank["saved"]
 
 
-def test_43_a_session_that_is_attached_anew_in_the_midst_of_training_goes_on(of: Results) -> None:
+def test_43_a_session_that_is_attached_anew_in_the_midst_of_training_goes_on(of):
     for rank in of("detach and attach again on both"):
         assert rank["type"] == "", rank["text"]
         assert rank["seam"] == SEAM
         assert rank["replaced"] > 0
 
 
-def test_43_clear_on_one_rank_empties_a_buffer_of_its_own(of: Results) -> None:
+def test_43_clear_on_one_rank_empties_a_buffer_of_its_own(of):
     for rank in of("clear on one, process"):
         assert rank["type"] == "", rank["text"]
 
@@ -144,9 +136,7 @@ def test_43_clear_on_one_rank_empties_a_buffer_of_its_own(of: Results) -> None:
         ("resume from a checkpoint on one", "Replay waits on rank 0 with resuming from a checkpoint: rank 1 did not"),
     ],
 )
-def test_43_a_rank_that_calls_alone_waits_no_longer_than_the_timeout_and_names_the_other(
-    of: Results, case: str, words: str
-) -> None:
+def test_43_a_rank_that_calls_alone_waits_no_longer_than_the_timeout_and_names_the_other(of, case, words):
     alone, other = of(case)
     assert alone["type"] == "SeamError", alone["text"]
     assert words in alone["text"]
@@ -164,20 +154,20 @@ def test_43_a_rank_that_calls_alone_waits_no_longer_than_the_timeout_and_names_t
         ("off for want of a buffer on one", 1, "replay_buffer_size is 0 on rank 0 and 8 on rank 1"),
     ],
 )
-def test_69_a_rank_on_which_replay_is_off_is_not_waited_for(of: Results, case: str, rank: int, words: str) -> None:
+def test_69_a_rank_on_which_replay_is_off_is_not_waited_for(of, case, rank, words):
     on = of(case)[rank]
     assert on["type"] == "ConfigurationError", on["text"]
     assert words in on["text"]
     assert of(case)[1 - rank]["type"] not in ("", "ConfigurationError"), "a collective of the trainer's"
 
 
-def test_43_groups_that_are_added_on_both_are_added(of: Results) -> None:
+def test_43_groups_that_are_added_on_both_are_added(of):
     for rank in of("add on both"):
         assert rank["type"] == "", rank["text"]
         assert rank["returned"] == [1]
 
 
-def test_ranks_with_buffers_of_their_own_compute_the_log_probs_of_all_groups_that_stay(of: Results) -> None:
+def test_ranks_with_buffers_of_their_own_compute_the_log_probs_of_all_groups_that_stay(of):
     ranks = of("add too many")
     for rank in ranks:
         assert rank["type"] == "", rank["text"]
@@ -187,14 +177,14 @@ def test_ranks_with_buffers_of_their_own_compute_the_log_probs_of_all_groups_tha
     assert ranks[0]["forwards"] == ranks[1]["forwards"] <= 2
 
 
-def test_43_export_on_one_rank_needs_no_other(of: Results) -> None:
+def test_43_export_on_one_rank_needs_no_other(of):
     ranks = of("export on one")
     assert [rank["type"] for rank in ranks] == ["", ""]
     assert ranks[0]["returned"] == ["out-00000-of-00002.parquet"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_45_a_session_of_two_processes_keeps_no_model_alive_that_stock_would_free(of: Results, scope: str) -> None:
+def test_45_a_session_of_two_processes_keeps_no_model_alive_that_stock_would_free(of, scope):
     for rank, stock in zip(of(f"outlived, {scope}"), of("outlived, stock"), strict=True):
         assert rank["type"] == "", rank["text"]
         assert rank["alive"] == stock["alive"]
@@ -202,7 +192,7 @@ def test_45_a_session_of_two_processes_keeps_no_model_alive_that_stock_would_fre
         assert rank["left"] > 0, "what is stored can be read"
 
 
-def test_43_an_exception_in_a_callback_ends_its_rank_as_in_stock(of: Results) -> None:
+def test_43_an_exception_in_a_callback_ends_its_rank_as_in_stock(of):
     failed, other = of("an exception in a callback")
     assert failed["type"] == "ZeroDivisionError"
     assert other["type"] == "RuntimeError", "a collective of the trainer's, whose peer is gone"

@@ -3,15 +3,9 @@
 Each number of processes is launched once, as forks (ranks/scopes.py), and runs through all cases.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from launches import (
-    Launches,
     assert_same_gradients,
     assert_same_training,
     check_batches_of_all,
@@ -35,19 +29,12 @@ ALL = [*SHARED, *((world, "process", "whole") for world in WORLDS)]
 STEPS = 7
 
 
-@pytest.fixture(scope="module")
-def launches(tmp_path_factory: Any) -> Launches:
-    return Launches("scopes.py", tmp_path_factory.mktemp("scopes"))
-
-
-def size_of(world: int, layout: str) -> int:
+def size_of(world, layout):
     return LAYOUTS[world][NAMES.index(layout)][1]
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), SHARED)
-def test_all_ranks_have_the_same_table_after_every_step(
-    launches: Launches, world: int, scope: str, layout: str
-) -> None:
+def test_all_ranks_have_the_same_table_after_every_step(launches, world, scope, layout):
     check_one_table(launches(world, f"{scope} {layout}"))
 
 
@@ -59,9 +46,7 @@ def test_all_ranks_have_the_same_table_after_every_step(
         ("groups enough", "process", 3, "each process has 4 groups a batch, and all of their rows"),
     ],
 )
-def test_the_default_chooses_the_scope_by_how_groups_lie_and_says_so(
-    launches: Launches, case: str, scope: str, capacity: int, words: str
-) -> None:
+def test_the_default_chooses_the_scope_by_how_groups_lie_and_says_so(launches, case, scope, capacity, words):
     for rank in launches(2, f"auto, {case}"):
         assert rank["scope"] == scope
         assert rank["capacity"] == capacity
@@ -70,7 +55,7 @@ def test_the_default_chooses_the_scope_by_how_groups_lie_and_says_so(
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-def test_least_used_goes_through_a_shared_buffer_in_passes(launches: Launches, scope: str) -> None:
+def test_least_used_goes_through_a_shared_buffer_in_passes(launches, scope):
     """Four groups, and two slots in each of six batches; of private buffers two, and one slot."""
     ranks = launches(2, f"passes {scope}")
     assert [rank["uses"] for rank in ranks] == [[3] * (2 if scope == "process" else 4)] * 2
@@ -80,7 +65,7 @@ def test_least_used_goes_through_a_shared_buffer_in_passes(launches: Launches, s
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches: Launches, scope: str) -> None:
+def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches, scope):
     """Rewards are sparse: a quarter of 12 updates. Of private buffers the other rank's stays empty."""
     ranks = launches(2, f"waiting {scope}")
     filled = [[any(step["replayed"]) for step in rank["steps"]] for rank in ranks]
@@ -92,9 +77,7 @@ def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches: Laun
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(
-    launches: Launches, world: int, scope: str, layout: str
-) -> None:
+def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(launches, world, scope, layout):
     ranks = launches(world, f"{scope} {layout}")
     size = size_of(world, layout)
     assert all(len(rank["steps"]) == STEPS for rank in ranks), "every rank came to the end"
@@ -109,9 +92,7 @@ def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_17_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_born(
-    launches: Launches, world: int, scope: str, layout: str
-) -> None:
+def test_17_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_born(launches, world, scope, layout):
     replayed, traveled = check_groups(launches(world, f"{scope} {layout}"), size_of(world, layout))
     assert replayed >= (1 if layout == "one group on all" else 3)
     if scope == "process":
@@ -121,9 +102,7 @@ def test_17_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_wa
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_16_every_rank_counts_the_tokens_and_marks_the_rows_of_the_final_batch(
-    launches: Launches, world: int, scope: str, layout: str
-) -> None:
+def test_16_every_rank_counts_the_tokens_and_marks_the_rows_of_the_final_batch(launches, world, scope, layout):
     ranks = launches(world, f"{scope} {layout}")
     check_batches_of_all(ranks)
     last = everywhere(ranks, STEPS - 1, "replayed")
@@ -133,9 +112,7 @@ def test_16_every_rank_counts_the_tokens_and_marks_the_rows_of_the_final_batch(
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_replayed_rows_carry_the_log_probs_of_the_policy_that_made_them(
-    launches: Launches, world: int, scope: str, layout: str
-) -> None:
+def test_replayed_rows_carry_the_log_probs_of_the_policy_that_made_them(launches, world, scope, layout):
     ranks = launches(world, f"{scope} {layout}")
     made = {text: sums[0] for rank in ranks for text, sums in rank["behavior"]["fresh"].items()}
     replayed = [(text, value) for rank in ranks for text, sums in rank["behavior"]["replayed"].items()
@@ -146,7 +123,7 @@ def test_replayed_rows_carry_the_log_probs_of_the_policy_that_made_them(
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_17_a_process_with_straddling_groups_is_refused_with_the_numbers(launches: Launches, world: int) -> None:
+def test_17_a_process_with_straddling_groups_is_refused_with_the_numbers(launches, world):
     rows, size = LAYOUTS[world][1]
     for rank in launches(world, "process straddling"):
         assert rank["type"] == "RefusedError"
@@ -156,7 +133,7 @@ def test_17_a_process_with_straddling_groups_is_refused_with_the_numbers(launche
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_sharded_buffer_holds_each_group_once_and_its_owners_stay_balanced(launches: Launches, world: int) -> None:
+def test_a_sharded_buffer_holds_each_group_once_and_its_owners_stay_balanced(launches, world):
     for layout in NAMES[: len(LAYOUTS[world])]:
         gathered = launches(world, f"gathered {layout}")
         assert all(rank["held"] == rank["entries"] for rank in gathered), "every rank holds every group"
@@ -171,7 +148,7 @@ def test_a_sharded_buffer_holds_each_group_once_and_its_owners_stay_balanced(lau
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches: Launches, world: int) -> None:
+def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches, world):
     local = {"replay/seconds", "replay/generation_passes", "replay/padding"}
     local |= {"replay/ratio_mean", "replay/ess", "replay/drift_mean"}
     local |= {"replay/gated_fraction", "replay/fresh_kl", "replay/fresh_entropy", "replay/fresh_clip_ratio"}
@@ -186,9 +163,7 @@ def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches: Launches,
 @pytest.mark.parametrize("limits", [{}, LIMITS], ids=["", "limits "])
 @pytest.mark.parametrize("scope", ["gathered", "sharded"])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
-def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(
-    launches: Launches, tmp_path: Any, loss_type: str, scope: str, limits: dict[str, Any]
-) -> None:
+def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(launches, tmp_path, loss_type, scope, limits):
     """With everything that looks at how replay went, and excluded groups, too."""
     ranks = launches(2, f"{'limits ' if limits else ''}{loss_type} {scope}")
     one = alone(tmp_path, 16, loss_type=loss_type, replay_scope=scope, **limits)
@@ -202,7 +177,7 @@ def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(
 
 
 @pytest.mark.parametrize("layout", ["whole", "straddling"])
-def test_copies_of_live_groups_stay_on_their_rank_and_are_counted(launches: Launches, layout: str) -> None:
+def test_copies_of_live_groups_stay_on_their_rank_and_are_counted(launches, layout):
     ranks = launches(2, f"copies {layout}")
     rows, size = LAYOUTS[2][NAMES.index(layout)]
     copied = 0
@@ -227,7 +202,7 @@ def test_copies_of_live_groups_stay_on_their_rank_and_are_counted(launches: Laun
     assert (copied > 0) == (layout == "whole"), "of six rows only one group of four is whole"
 
 
-def alone(folder: Path, rows: int, **settings: Any) -> dict[str, Any]:
+def alone(folder, rows, **settings):
     """The same script on one process."""
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
     trainer = build(folder, rows, 4, mixed, max_steps=6, **settings)
@@ -241,34 +216,36 @@ def alone(folder: Path, rows: int, **settings: Any) -> dict[str, Any]:
         ("a scorer, sharded", "trl_replay_score"),
         ("a correction, process", "trl_replay_correct"),
         ("a correction, gathered", "trl_replay_correct"),
-        ("a metrics hook", "'measuring'"),
-        ("a metrics hook in the last step", "'measuring_late'"),
+        ("a metrics hook", "'a_metrics_hook' (registered in this process) failed in trl_replay_metrics"),
+        ("a metrics hook in the last step", "'a_metrics_hook_in_the_last_step'"),
+        ("an advantages hook", "'an_advantages_hook' (registered in this process) failed in trl_replay_advantages"),
+        ("a mix hook", "'a_mix_hook' (registered in this process) failed in trl_replay_mix"),
+        ("an inputs hook", "'an_inputs_hook' (registered in this process) failed in trl_replay_inputs"),
         ("a group that can't be loaded", "no memory to load"),
         ("a group that can't be kept", "no memory to receive"),
     ],
 )
-def test_an_error_on_rank_1_is_raised_by_all_ranks_in_words_that_name_it(
-    launches: Launches, case: str, words: str
-) -> None:
+def test_an_error_on_rank_1_is_raised_by_all_ranks_in_words_that_name_it(launches, case, words):
     for rank in launches(2, case):
         assert rank["type"], rank["text"]
         assert "rank 1: " in told(rank)
         assert words in told(rank)
+        assert "no memory" in words or "ZeroDivisionError: no luck on this rank" in told(rank)
 
 
-def test_ranks_that_decide_differently_stop_instead_of_sending_payload_astray(launches: Launches) -> None:
+def test_ranks_that_decide_differently_stop_instead_of_sending_payload_astray(launches):
     for rank in launches(2, "a scorer that differs"):
         assert rank["type"] == "SeamError"
         assert "decided differently" in rank["text"]
 
 
-def test_a_correction_may_draw_as_often_as_its_ranks_rows_need(launches: Launches) -> None:
+def test_a_correction_may_draw_as_often_as_its_ranks_rows_need(launches):
     first, second = launches(2, "a correction that draws")
     assert first["hashes"] == second["hashes"]
     assert first["counters"]["replaced"] > 5
 
 
-def test_a_third_partys_scope_with_the_same_four_verbs_works(launches: Launches) -> None:
+def test_a_third_partys_scope_with_the_same_four_verbs_works(launches):
     for own, builtin in (("third party's all", "gathered straddling"), ("third party's own", "process whole")):
         for rank, expected in zip(launches(2, own), launches(2, builtin), strict=True):
             assert rank["counters"]["stored"] == expected["counters"]["stored"] > 5
@@ -277,7 +254,7 @@ def test_a_third_partys_scope_with_the_same_four_verbs_works(launches: Launches)
         assert rank["type"] == ""
 
 
-def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches: Launches) -> None:
+def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches):
     for rank in launches(2, "third party's own, straddling"):
         assert rank["type"] == "RefusedError"
         assert "groups straddle processes and replay_scope='own' can't store them" in rank["text"]

@@ -1,13 +1,9 @@
 """Two ranks with settings of their own: each difference that matters is told on both, before the first batch is
 trained on, with the setting and both values. One launch goes through the cases (ranks/settings_ranks.py)."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
-from launches import Launches
 from settings_ranks import ALIKE, CASES
 
 VALUES = {
@@ -41,13 +37,8 @@ VALUES = {
 }
 
 
-@pytest.fixture(scope="module")
-def launches(tmp_path_factory: Any) -> Launches:
-    return Launches("settings_ranks.py", tmp_path_factory.mktemp("settings"))
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_69_and_75_a_setting_that_differs_is_told_on_all_ranks_with_both_values(launches: Launches, case: str) -> None:
+def test_69_and_75_a_setting_that_differs_is_told_on_all_ranks_with_both_values(launches, case):
     name = re.escape(case.partition(",")[0])
     first, second = map(re.escape, VALUES[case])
     ranks = launches(2, case)
@@ -62,7 +53,7 @@ def test_69_and_75_a_setting_that_differs_is_told_on_all_ranks_with_both_values(
 
 
 @pytest.mark.parametrize("case", ALIKE)
-def test_69_what_may_differ_does(launches: Launches, case: str) -> None:
+def test_69_what_may_differ_does(launches, case):
     for rank in launches(2, case):
         assert rank["type"] == "", rank["text"]
         assert rank["updates"] == 2

@@ -3,8 +3,6 @@
 Teaching them takes eight seconds in each process.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

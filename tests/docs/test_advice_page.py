@@ -1,7 +1,5 @@
 """What the rules refer to is there, and they find no fault with the benchmarks' runs that went well."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trl_replay import ReplayConfig
-from trl_replay.extras.advice.rules import RULES, Bound, Rule
+from trl_replay.extras.advice.rules import RULES, Bound
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -19,7 +17,7 @@ FAULTS = {"stale buffer", "masked rows", "gated rows", "no correction", "dead gr
 """Rules that find something wrong with replay itself."""
 
 
-def test_every_rule_leads_to_a_section_that_says_why() -> None:
+def test_every_rule_leads_to_a_section_that_says_why():
     for rule in RULES:
         page, _, anchor = rule.section.partition("#")
         text = (DOCS / page).read_text()
@@ -27,19 +25,19 @@ def test_every_rule_leads_to_a_section_that_says_why() -> None:
         assert anchor.split("-") in [[part for word in words for part in word.split("-")] for words in headings]
 
 
-def applying(facts: dict[str, object]) -> set[str]:
+def applying(facts):
     """Names of the rules that apply with the defaults but for `facts`."""
     absent = {"use_replay": True, "replay/untrained_fraction": 0.0}
     return {rule.name for rule in RULES if rule.applies({**ReplayConfig().to_dict(), **absent, **facts})}
 
 
-def faults(run: dict[str, object]) -> set[str]:
+def faults(run):
     """Of the means over a whole run."""
     settings = ReplayConfig(**run["settings"]).with_preset().to_dict()
     return applying({**settings, **run["replay"]}) & FAULTS
 
 
-def test_few_reported_runs_that_learned_as_much_as_the_defaults_are_found_at_fault() -> None:
+def test_few_reported_runs_that_learned_as_much_as_the_defaults_are_found_at_fault():
     reported = [run for run in RUNS if run["seed"] < 100]
     usual = {
         task: statistics.median(
@@ -55,14 +53,14 @@ def test_few_reported_runs_that_learned_as_much_as_the_defaults_are_found_at_fau
     assert len(found) <= 0.03 * len(well)
 
 
-def test_no_run_that_is_found_to_be_stale_learned_much_on_the_lock() -> None:
+def test_no_run_that_is_found_to_be_stale_learned_much_on_the_lock():
     """As the evidence of the rule says, of these runs and of others."""
     stale = [run for run in RUNS if run["replay"] and run["task"] == "lock" and "stale buffer" in faults(run)]
     assert len(stale) >= 10
     assert max(run["final_reward"] for run in stale) <= 0.64
 
 
-def test_all_benchmark_runs_that_stayed_dead_ended_at_nothing() -> None:
+def test_all_benchmark_runs_that_stayed_dead_ended_at_nothing():
     """As the evidence of the rule for all-wrong groups says."""
     dead = [run for run in RUNS if run["arm"] == "stock" and run["dead"] >= 0.975]
     assert len(dead) == 17
@@ -70,7 +68,7 @@ def test_all_benchmark_runs_that_stayed_dead_ended_at_nothing() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_applies_at_its_bounds_and_not_beyond(rule: Rule) -> None:
+def test_a_rule_applies_at_its_bounds_and_not_beyond(rule):
     facts = {**ReplayConfig().to_dict(), "use_replay": True}
     bounds = [condition for condition in rule.when if isinstance(condition, Bound)]
     for condition in set(rule.when) - set(bounds):
@@ -86,7 +84,7 @@ def test_a_rule_applies_at_its_bounds_and_not_beyond(rule: Rule) -> None:
     assert rule.applies(without) == (not rule.signs)
 
 
-def test_the_wait_of_an_adaptive_start_is_no_fault() -> None:
+def test_the_wait_of_an_adaptive_start_is_no_fault():
     """It ends with 16 stored groups; without it the lock ended lower."""
     waiting = {"replay/dead_fraction_after": 0.96, "replay/replaced_fraction": 0.0, "replay/all_wrong_fraction": 0.96}
     assert applying({**waiting, "replay/size": 15.0}) == set()

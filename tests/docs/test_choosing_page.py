@@ -1,7 +1,5 @@
 """docs/choosing.md and the pages that it leads to keep up with the code: every example can be used."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,12 +1,9 @@
 """Completions to stock's final accuracy, by ledgers made by hand."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def study(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     study = importlib.import_module("when_it_pays")
@@ -22,7 +19,7 @@ def study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return study
 
 
-def told(study: Any, curves: dict[tuple[str, int], list[float]], task: str = "products") -> list[str]:
+def told(study, curves, task="products"):
     """The rows but stock's, for a ledger with these accuracies at equal distances, 768 completions on products."""
     every = study.TASKS[task].accuracy_every
     lines = [
@@ -36,7 +33,7 @@ def told(study: Any, curves: dict[tuple[str, int], list[float]], task: str = "pr
     ]
 
 
-def test_an_arm_is_compared_by_the_completions_to_the_final_accuracy_of_stock_on_its_seed(study: Any) -> None:
+def test_an_arm_is_compared_by_the_completions_to_the_final_accuracy_of_stock_on_its_seed(study):
     curves = {("stock", 0): [0.0, 0.1, 0.2, 0.3, 0.4], ("stock", 1): [0.0, 0.1, 0.2, 0.3, 0.8]}
     curves |= {("sample_efficient", 0): [0.0, 0.2, 0.6, 0.6, 0.6], ("sample_efficient", 1): [0.0, 0.4, 0.7, 0.8, 0.7]}
     curves |= {("sample_efficient", 2): [0.0, 0.9, 0.9, 0.9, 0.9], ("sample_efficient", 100): [0.9] * 5}
@@ -55,14 +52,14 @@ def test_an_arm_is_compared_by_the_completions_to_the_final_accuracy_of_stock_on
     )
 
 
-def test_a_plateau_of_stock_flatters_no_arm(study: Any) -> None:
+def test_a_plateau_of_stock_flatters_no_arm(study):
     (row,) = told(study, {("stock", 0): [0.0, 0.4, 0.3, 0.4, 0.4], ("topr", 0): [0.0, 0.2, 0.4, 0.4, 0.4]})
     assert (
         row == "| products | topr | 1e-05 | 1,536 | 768 | 0.5 | 1 of 1 | 0.40 | +0.000 | 2.00 | 2.00 | 2.00 | 2.00 |"
     )
 
 
-def test_an_arm_that_never_gets_there_is_told_so(study: Any) -> None:
+def test_an_arm_that_never_gets_there_is_told_so(study):
     curves = {("stock", seed): [0.0, 0.1, 0.2, 0.3, 0.4] for seed in (0, 1, 2)}
     curves |= {("defaults", seed): [0.0, 0.1, 0.1, 0.1, 0.1 + 0.1 * seed] for seed in (0, 1, 2)}
     (row,) = told(study, curves)
@@ -73,12 +70,12 @@ def test_an_arm_that_never_gets_there_is_told_so(study: Any) -> None:
     assert row.startswith("| products | defaults | 1e-05 | 768 (768 to never) | 3,072 | 4.0 (never to 4.0) | 2 of 3 |")
 
 
-def test_a_goal_below_the_accuracy_before_training_saves_nothing(study: Any) -> None:
+def test_a_goal_below_the_accuracy_before_training_saves_nothing(study):
     (row,) = told(study, {("stock", 0): [0.1, 0.3, 0.2, 0.1, 0.05], ("topr", 0): [0.1, 0.2, 0.3, 0.4, 0.4]})
     assert row == "| products | topr | 1e-05 | 0 | 0 | 1.0 | 1 of 1 | 0.40 | +0.350 | 1.00 | 1.00 | 1.00 | 1.00 |"
 
 
-def test_the_goal_on_topics_is_stock_at_the_rate_at_which_it_does_not_collapse(study: Any) -> None:
+def test_the_goal_on_topics_is_stock_at_the_rate_at_which_it_does_not_collapse(study):
     curves = {("stock", 0): [0.0, 0.1, 0.1], ("stock at 4e-5", 0): [0.0, 0.2, 0.4], ("topr", 0): [0.0, 0.4, 0.5]}
     rows = told(study, curves, "topics")
     assert [row[: row.index(" 2,560")] for row in rows] == [
@@ -87,7 +84,7 @@ def test_the_goal_on_topics_is_stock_at_the_rate_at_which_it_does_not_collapse(s
     ]
 
 
-def test_several_rounds_of_generation_cost_generation_and_no_training(study: Any) -> None:
+def test_several_rounds_of_generation_cost_generation_and_no_training(study):
     completions = importlib.import_module("completions")
     lines = [{"batch": 0, "rollouts": 0, "sampled": 0.0}, {"batch": 10, "rollouts": 640, "sampled": 0.5}]
     measured = completions.Measured.of(lines, 32)
@@ -97,10 +94,10 @@ def test_several_rounds_of_generation_cost_generation_and_no_training(study: Any
     assert measured.first(0.6) == (inf, inf)
 
 
-def test_an_arm_takes_fewer_hours_from_some_cost_of_generation_on(study: Any) -> None:
+def test_an_arm_takes_fewer_hours_from_some_cost_of_generation_on(study):
     completions = importlib.import_module("completions")
 
-    def savings(trained: float) -> list[Any]:
+    def savings(trained):
         return [completions.Saving(completions.Spent(100, 100), completions.Spent(trained, trained), 0.5, 0.0, False)]
 
     assert completions.break_even(savings(50), passes=3) == 1, "50 (3 + 1) = 100 (1 + 1)"
@@ -108,72 +105,8 @@ def test_an_arm_takes_fewer_hours_from_some_cost_of_generation_on(study: Any) ->
     assert completions.break_even(savings(100), passes=3) == completions.break_even(savings(inf), passes=3) == inf
 
 
-def test_an_arm_costs_its_updates_and_the_forward_passes_that_it_makes(study: Any) -> None:
+def test_an_arm_costs_its_updates_and_the_forward_passes_that_it_makes(study):
     passes = {arm: study.ARMS[arm].passes for arm in study.ARMS}
     assert passes["stock"] == passes["topr"] == passes["dynamic sampling"] == 1
     assert passes["stock, 2 updates"] == pytest.approx(2 + 1 / 3), "old log-probs"
     assert passes["sample_efficient"] == pytest.approx(2 + 2 / 3), "and those of the reference"
-
-
-@pytest.fixture
-def ratio(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    ratio = importlib.import_module("updates_per_batch")
-    monkeypatch.setattr(ratio, "RESULTS", tmp_path / "ratio.jsonl")
-    return ratio
-
-
-def lines_of(ends: dict[tuple[str, float, int], tuple[float, float]]) -> str:
-    """A ledger of runs on products with these accuracies in the middle and at the end."""
-    return "".join(
-        json.dumps({"task": "products", "arm": arm, "rate": rate, "seed": seed, "batch": batch, "sampled": value})
-        + "\n"
-        for (arm, rate, seed), values in ends.items()
-        for batch, value in zip((0, 96, 192), (0.0, *values), strict=True)
-    )
-
-
-def test_updates_a_batch_are_compared_with_the_better_of_stock_with_one_update_and_two(study: Any, ratio: Any) -> None:
-    rates = {"stock": 3e-6, "stock, 2 updates": 1e-6, "sample_efficient": 1e-5}
-    study.RESULTS.write_text(lines_of({(arm, rate, 100): (0.2, 0.4) for arm, rate in rates.items()}))
-    studied = {("stock", 3e-6, seed): (0.2, 0.4) for seed in (0, 1, 2)}
-    studied |= {("stock, 2 updates", 1e-6, seed): (0.3, 0.6) for seed in (0, 1, 2)}
-    studied |= {("sample_efficient", 1e-5, seed): (0.6, 0.7) for seed in (0, 1)}
-    arm = "preset, 4 updates"
-    pilots = {(arm, 5e-6, 100): (0.1, 0.3), (arm, 3e-6, 100): (0.1, 0.2)}
-    ratio.RESULTS.write_text(lines_of({**studied, **pilots, **{(arm, 5e-6, seed): (0.8, 0.7) for seed in (0, 1, 2)}}))
-    rows = ratio.to_the_goal(ratio.finished())[4:]
-    assert [row[: row.index(" ± ")] for row in rows] == [
-        "| products | stock | 3e-06 | never | 3,072 | – | 0 of 3 | 0.40 | −0.200",
-        "| products | stock, 2 updates | 1e-06 | 3,072 | 3,072 | 1.0 | 3 of 3 | 0.60 | +0.000",
-        "| products | preset, 4 updates | 5e-06 | 1,152 | 3,072 | 2.7 | 3 of 3 | 0.70 | +0.100",
-    ], "what lacks a seed is left out"
-    whole = study.Run("products", arm, 5e-6, 0)
-    assert ratio.hours([whole, whole]) == pytest.approx(2 * 7 * (4 + 2 / 3) / 60), (
-        "four updates, and two forward passes"
-    )
-    assert whole not in ratio.left(ratio.RESULTS)
-    assert study.Run("products", f"{arm}, 4 uses", 5e-6, 0) in ratio.left(ratio.RESULTS), (
-        "at the rate of the other arm"
-    )
-
-
-def test_whole_runs_are_collected_once(study: Any, ratio: Any, tmp_path: Path) -> None:
-    whole = {("stock, 4 updates", 2e-6, seed): (0.2, 0.4) for seed in (0, 1)}
-    text = lines_of({**whole, ("stock, 4 updates", 2e-6, 2): (0.2, 0.4)})
-    running = tmp_path / "updates_per_batch.jsonl"
-    running.write_text(text[: text.rindex("{")])  # the last run is under way
-    assert ratio.main(["--collect", "--out", str(tmp_path)]) == 0
-    assert ratio.RESULTS.read_text() == lines_of(whole)
-    running.write_text(text)
-    assert ratio.collect(running) == [study.Run("products", "stock, 4 updates", 2e-6, 2)]
-    assert ratio.RESULTS.read_text() == text
-
-
-def test_accuracy_is_told_by_rate_with_what_collapsed_and_what_is_missing(ratio: Any) -> None:
-    ends = {("stock", 1e-5, seed): ((0.6, 0.6), (0.6, 0.3), (0.7, 0.3))[seed] for seed in (0, 1, 2)}
-    ratio.RESULTS.write_text(lines_of({**ends, ("stock, KL 0.1", 3e-5, 0): (0.5, 0.5)}))
-    rows = ratio.curve(ratio.finished(), "products")
-    none = "0 of 3 seeds"
-    assert rows[0] == "| products | 1e-06 | 3e-06 | 1e-05 | 3e-05 |"
-    assert rows[2] == f"| stock | {none} | {none} | 0.40, 1 collapsed | {none} |", "half of the best is none"
-    assert rows[-1] == f"| stock, KL 0.1 | {none} | {none} | {none} | 1 of 3 seeds |"

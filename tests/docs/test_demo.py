@@ -3,14 +3,11 @@
 Teaching the model to answer at random takes longer than all else here: it is done once, for one seed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,15 +24,15 @@ LIMIT = 300
 
 
 @pytest.fixture(scope="module")
-def taught() -> Any:
+def taught():
     """The weights that the lock starts from: kept by this process."""
     return lock.taught(SEED)
 
 
-def beside(status: int, call: Any) -> Any:
+def beside(status, call):
     """In the place of `Popen`: runs the command in this process, first."""
 
-    def start(command: list[str]) -> Any:
+    def start(command):
         assert command[:4] == [sys.executable, "-m", "trl_replay", "demo"]
         call(command[3:])
         return SimpleNamespace(wait=lambda: status, kill=lambda: None)
@@ -44,8 +41,8 @@ def beside(status: int, call: Any) -> Any:
 
 
 def test_the_demo_trains_both_arms_and_leaves_progress_an_outcome_a_table_and_a_picture(
-    taught: Any, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    taught, capsys, tmp_path, monkeypatch
+):
     monkeypatch.setattr(arms.subprocess, "Popen", beside(0, main))
     monkeypatch.setattr(lock, "EVERY", 0.0)
     assert main(["demo", "--steps", "12", "--seeds", str(SEED), "--out", str(tmp_path)]) == 0
@@ -63,13 +60,13 @@ def test_the_demo_trains_both_arms_and_leaves_progress_an_outcome_a_table_and_a_
     assert sum(replay["dead_after"]) < sum(replay["dead"]), "replay replaced no dead group"
 
 
-def made_up(arm: str, seed: int, reward: float) -> Record:
+def made_up(arm, seed, reward):
     rollouts = [64 * step for step in range(1, 101)]
     made = {"dead": [0.9] * 100, "dead_after": [0.1] * 100, "rollouts_at": rollouts, "rollouts": 6400}
     return Record(arm, seed, 1e-3, None, reward=[0.0] * 50 + [reward] * 50, **made)
 
 
-def test_the_outcome_and_the_table_are_means_over_seeds_and_one_value_a_seed(tmp_path: Path) -> None:
+def test_the_outcome_and_the_table_are_means_over_seeds_and_one_value_a_seed(tmp_path):
     records = [
         made_up("stock", 0, 0.0),
         made_up("stock", 1, 0.1),
@@ -88,39 +85,37 @@ def test_the_outcome_and_the_table_are_means_over_seeds_and_one_value_a_seed(tmp
     assert columns[3][0] == "never; never"
 
 
-def test_where_matplotlib_is_missing_the_demo_says_how_to_get_the_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_matplotlib_is_missing_the_demo_says_how_to_get_the_picture(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     told = showing.draw([made_up("stock", 0, 0.0)], tmp_path / "demo.png")
     assert told == "For a picture: pip install matplotlib, and run this again."
     assert not (tmp_path / "demo.png").exists()
 
 
-def test_the_bars_of_a_terminal_without_such_characters_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bars_of_a_terminal_without_such_characters_are_plain(monkeypatch):
     monkeypatch.setattr(showing.sys, "stdout", SimpleNamespace(encoding="ascii"))
     assert showing.bars([0.0, 0.5, 1.0]) == ".+@"
 
 
-def test_a_demo_without_updates_is_refused(capsys: Any) -> None:
+def test_a_demo_without_updates_is_refused(capsys):
     assert main(["demo", "--steps", "0"]) == 1
     assert "--steps=0 can't be used" in capsys.readouterr().err
 
 
-def test_an_arm_that_fails_ends_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_an_arm_that_fails_ends_the_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(arms.subprocess, "Popen", beside(1, lambda arguments: None))
     monkeypatch.setattr(arms, "run_arm", lambda *arguments: [])
     assert main(["demo", "--steps", "2", "--out", str(tmp_path)]) == 1
     assert "Stock GRPO ended with an error" in capsys.readouterr().err
 
 
-def test_the_lock_starts_from_uniformly_random_codes(taught: Any) -> None:
+def test_the_lock_starts_from_uniformly_random_codes(taught):
     record = lock.run("stock", SEED, 1e-9, 20)
     assert 0.85 < sum(record.dead) / 20 <= 1, "about 97 % of the groups are dead at the start"
     assert record.dead_after == record.dead
 
 
-def test_the_example_trains_on_two_processes_with_each_scope(taught: Any, tmp_path: Path) -> None:
+def test_the_example_trains_on_two_processes_with_each_scope(taught, tmp_path):
     torch.save(dict(taught), tmp_path / "taught.pt")
     for scope in ("process", "gathered", "sharded"):
         launched = launch(
@@ -137,7 +132,7 @@ def test_the_example_trains_on_two_processes_with_each_scope(taught: Any, tmp_pa
         assert "\nreplay on rank 0 of 2: 6 generation batches" in trained["explanation"]
 
 
-def test_reached_is_the_end_of_the_first_window_that_is_good_enough() -> None:
+def test_reached_is_the_end_of_the_first_window_that_is_good_enough():
     rollouts = [64 * step for step in range(1, 101)]
     record = Record("stock", 0, 1e-3, None, reward=[0.0] * 60 + [0.5] * 40, rollouts_at=rollouts)
     assert record.reached(0.25, 50) == (60 + 25) * 64

@@ -6,8 +6,6 @@ One imports everything by itself, as users have it; the others are forked from a
 minute, and its packages are not installed for tests.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -103,8 +101,9 @@ def test_grpo_replays_yaml_leaves_a_preset_free_and_refuses_what_is_misspelt(loc
     preset = config.with_preset()
     assert (preset.replay_correction, preset.replay_start) == ("topr", 0)
     (local / "misspelt.yaml").write_text(yaml.read_text() + "replay_bufer_size: 8\n")
-    with pytest.raises(AssertionError, match="replay_bufer_size"):
-        run("grpo_replay.py", "--config", local / "misspelt.yaml", "--use_cpu", "true", "--bf16", "false", cwd=local)
+    misspelt = ["--config", str(local / "misspelt.yaml"), "--use_cpu", "true", "--bf16", "false"]
+    with pytest.raises(ValueError, match="replay_bufer_size"):
+        parser.parse_args_and_config(misspelt)
 
 
 def test_grpo_replay_finds_rewards_and_data_and_says_what_it_can_not_find(local, monkeypatch):
@@ -152,77 +151,6 @@ def test_smollm2_reasoning_names_the_same_packages_wherever_one_is_missing(monke
     assert lines[1] in make
 
 
-@pytest.fixture
-def learning(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("learning")
-
-
-def record_of(job, reward, **extra):
-    return {
-        **vars(job), "final_reward": reward, "reached": 6400 if reward >= 0.25 else None,
-        "rollouts": 64 * job.steps, "seconds": 1.0, "dead": 0.9, "dead_after": 0.1, "curve": [reward] * 4,
-        "replay": {}, "explanation": "", **extra,
-    }  # fmt: skip
-
-
-def test_the_learning_benchmark_never_runs_a_run_twice(learning, tmp_path, monkeypatch):
-    jobs = [learning.Job("lock", "stock", 1e-3, seed, 100, 10, None) for seed in (0, 1)]
-    first = learning.Ledger(tmp_path / "runs.jsonl")
-    for job in jobs:
-        first._add(job.key, record_of(job, 0.5))
-    monkeypatch.setattr(learning, "perform", None)
-    again = learning.Ledger(tmp_path / "runs.jsonl")
-    assert [record["seed"] for record in again.run(jobs, 1)] == [0, 1]
-    other = learning.Job("lock", "also stock", 1e-3, 1, 100, 10, None)
-    assert again.run([other], 1)[0]["arm"] == "also stock", "an arm's name makes no other run"
-
-
-def test_the_learning_benchmark_chooses_rates_by_unreported_seeds_and_prints_what_was_missed(
-    learning, tmp_path, capsys
-):
-    """From made-up records: the best final reward on the unreported seeds 100 and 101 is at 1e-4."""
-    ledger = learning.Ledger(tmp_path / "runs.jsonl")
-    tasks = {}
-    for task in ("lock", "addition"):
-        protocol = learning.Protocol(task, 400, 50, (1e-4, 1e-3), (100, 101), (0, 1))
-        for arm, settings in learning.ARMS.items():
-            for rate in protocol.grid:
-                for seed in (*protocol.selection_seeds, *protocol.seeds):
-                    better = (rate == 1e-4) == (seed >= 100)  # the reported seeds would have chosen otherwise
-                    job = learning.Job(task, arm, rate, seed, protocol.steps, protocol.final, settings)
-                    accuracy = {"accuracy": 0.2 + 0.01 * seed, "start_accuracy": 0.1}
-                    ledger._add(job.key, record_of(job, 0.4 if better else 0.2, **accuracy))
-        tasks[task] = learning.run_task(protocol, learning.ARMS, ledger, 1)
-        assert tasks[task]["chosen"] == dict.fromkeys(learning.ARMS, 1e-4)
-    report = importlib.import_module("learning_report")
-    results = report.summarize(tasks, learning.ARMS, tmp_path, quick=False)
-    assert [check["met"] for check in results["thresholds"]] == [False, False, True]
-    assert capsys.readouterr().out.count("MISSED") == 2
-    lock = results["tasks"]["lock"]["summary"]["stock"]
-    assert lock["reached_median"] == 64 * 400, "unreached counts as all steps"
-    addition = results["tasks"]["addition"]["summary"]["corrected"]
-    assert addition["paired_difference"] == pytest.approx(0)
-    assert addition["standard_error"] == pytest.approx(0)
-    assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "learning.json").read_text())["thresholds"] == results["thresholds"]
-
-
-def test_an_arm_of_the_learning_benchmark_is_written_in_short(learning):
-    name, settings = learning.parse_arm(
-        'fresh=max_age:3,replay_evictor:fifo,correction:truncated,correction_kwargs:{"cap": 2, "level": "token"}'
-    )
-    assert name == "fresh"
-    assert settings == {
-        "replay_max_age": 3,
-        "replay_evictor": "fifo",
-        "replay_correction": "truncated",
-        "replay_correction_kwargs": {"cap": 2, "level": "token"},
-    }
-    with pytest.raises(ValueError, match="replay_max_age"):
-        learning.parse_arm("fresh=max_agee:3")
-
-
 def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     overhead = importlib.import_module("overhead")
@@ -238,7 +166,7 @@ def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
         ("export_buffer.py", "the highest advantage, "),
     ],
 )
-def test_the_examples_run(tmp_path: Path, name: str, words: str) -> None:
+def test_the_examples_run(tmp_path, name, words):
     assert words in fork(name, "--out", tmp_path / "out", cwd=tmp_path)
 
 

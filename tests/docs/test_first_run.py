@@ -1,12 +1,9 @@
 """The notebook and the pages for newcomers: their code runs, and the notebook prints what it shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from forked import check, launch
@@ -34,17 +31,17 @@ LIMIT = 300
 PAGES = ("index.md", "methods.md", "reference/strategies.md", "migration.md", "coming-from.md", "cloud.md")
 
 
-def code_cells() -> list[dict[str, Any]]:
+def code_cells():
     return [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
-def words(text: str) -> str:
+def words(text):
     """A text without its numbers: another processor may round otherwise, and then sample another token; or be busy."""
     text = re.sub(r"save (a \w+|[\d.]+ %) of", "save of", text)
     return re.sub(r"\s+", " ", re.sub(r"[-\d.%]+", " ", text)).strip()
 
 
-def test_the_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path: Path) -> None:
+def test_the_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path):
     """In a process of its own, which has everything imported."""
     script = tmp_path / "run.py"
     script.write_text(RUN)
@@ -56,7 +53,7 @@ def test_the_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path:
         assert words(found) == words(shown), "run docs/first_run.ipynb anew in Jupyter, and save it with its outputs"
 
 
-def test_the_notebook_was_saved_after_one_run_and_without_errors() -> None:
+def test_the_notebook_was_saved_after_one_run_and_without_errors():
     cells = code_cells()
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
@@ -66,20 +63,20 @@ def test_the_notebook_was_saved_after_one_run_and_without_errors() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     """Each block with a new tiny trainer where it makes none; the session stays from block to block."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py", "--output_dir", "out", "--use_cpu", "true", "--bf16", "false"])
     rows = [{"prompt": "1=", "completion": text, "reward": float(text == "2")} for text in "2345"]
     rewards = Rewards([LIVE, DEAD, HALF])
 
-    def tiny(*_: Any) -> Any:
+    def tiny(*_):
         return make_trainer("out", rewards, max_steps=2)
 
     with trl_replay.attached(tiny()) as session:
         session.add(rows)
         session.export("out.parquet")
-    namespace: dict[str, Any] = {"trl_replay": trl_replay, "GRPOTrainer": tiny, "trainer": tiny()}
+    namespace = {"trl_replay": trl_replay, "GRPOTrainer": tiny, "trainer": tiny()}
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert blocks
     for block in blocks:

@@ -1,7 +1,5 @@
 """docs/hooks.md keeps up with the code: every hook has its section, and every example runs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,13 +1,10 @@
 """Commands, code and names in the documentation: each one runs, or names something that there is."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -26,18 +23,18 @@ PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *WRITTEN)}
 OURS = ("README.md", "checkpoints.md", "files.md")
 
 
-def blocks(page: str, language: str) -> list[str]:
+def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], flags=re.MULTILINE | re.DOTALL)
 
 
-def commands(page: str) -> list[str]:
+def commands(page):
     """The lines of shell blocks, continued ones as one, without comments."""
     lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     return [line.split(" #")[0].strip() for line in lines if line.split("#")[0].strip()]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: Any) -> Path:
+def run(tmp_path_factory):
     """A folder with a run in `out` and a teacher's file: what the documentation's commands are about."""
     import json
 
@@ -65,14 +62,12 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize(("page", "line"), OWN)
-def test_every_command_of_ours_in_the_documentation_runs(
-    page: str, line: str, run: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_every_command_of_ours_in_the_documentation_runs(page, line, run, monkeypatch, capsys):
     monkeypatch.chdir(run)
     assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
 
 
-def test_every_command_of_ours_is_documented() -> None:
+def test_every_command_of_ours_is_documented():
     everything = "\n".join(PAGES.values())
     for command in COMMANDS:
         assert f"trl-replay {command.name}" in everything or f"make {command.name}" in everything
@@ -80,7 +75,7 @@ def test_every_command_of_ours_is_documented() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_ours_within_the_text_is_one(page: str) -> None:
+def test_every_command_of_ours_within_the_text_is_one(page):
     known = {command.name for command in COMMANDS}
     for words in re.findall(r"`trl-replay ([a-z]+)[^`]*`", PAGES[page]):
         assert words in known
@@ -88,7 +83,7 @@ def test_every_command_of_ours_within_the_text_is_one(page: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "line"), SCRIPTS)
-def test_every_script_that_is_named_exists_and_has_the_options_that_are_given(page: str, line: str) -> None:
+def test_every_script_that_is_named_exists_and_has_the_options_that_are_given(page, line):
     script = re.findall(r"\S+/\S+\.py\b", line)[0]
     source = (ROOT / script).read_text()
     for option in re.findall(r"--\w+", line.split(script)[1]):
@@ -96,17 +91,17 @@ def test_every_script_that_is_named_exists_and_has_the_options_that_are_given(pa
 
 
 @pytest.mark.parametrize("page", ["checkpoints.md", "files.md"])
-def test_the_code_runs_from_top_to_bottom(page: str, run: Path, monkeypatch: Any) -> None:
+def test_the_code_runs_from_top_to_bottom(page, run, monkeypatch):
     """`GRPOTrainer(...)` is a tiny one; of the buffer's groups, all are live."""
     monkeypatch.chdir(run)
     made = []
 
-    def tiny(*_: Any) -> Any:
+    def tiny(*_):
         settings = {"save_strategy": "steps", "save_steps": 12, "max_steps": 16}
         made.append(make_trainer("out", Rewards([LIVE, HALF, DEAD]), **settings))
         return made[-1]
 
-    namespace: dict[str, Any] = {"trl_replay": trl_replay, "datasets": datasets, "GRPOTrainer": tiny}
+    namespace = {"trl_replay": trl_replay, "datasets": datasets, "GRPOTrainer": tiny}
     namespace["trainer"] = tiny()
     namespace["session"] = trl_replay.attach(namespace["trainer"])
     namespace["session"].add(TEACHER)
@@ -121,13 +116,13 @@ def test_the_code_runs_from_top_to_bottom(page: str, run: Path, monkeypatch: Any
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_setting_that_is_named_is_one(page: str) -> None:
+def test_every_setting_that_is_named_is_one(page):
     known = {field.name for field in dataclasses.fields(trl_replay.ReplayConfig)} | {"use_replay"}
     named = set(re.findall(r"(?<![\w/.])replay_\w+\b", PAGES[page])) - {"replay_"}
     assert named <= known | {"replay_buffer"}, f"{page} names {sorted(named - known)}"
 
 
-def test_every_column_of_an_export_is_documented(run: Path) -> None:
+def test_every_column_of_an_export_is_documented(run):
     import pandas as pd
 
     out = run / "columns.parquet"
@@ -138,7 +133,7 @@ def test_every_column_of_an_export_is_documented(run: Path) -> None:
         assert f"`{shown}`" in table or column in TOKENS, f"{column} is not documented"
 
 
-def test_the_code_that_the_architecture_shows_stands_in_the_package() -> None:
+def test_the_code_that_the_architecture_shows_stands_in_the_package():
     package = Path(trl_replay.__file__).parent
     source = " ".join(" ".join(path.read_text().split()) for path in sorted(package.rglob("*.py")))
     for block in blocks("architecture.md", "python"):

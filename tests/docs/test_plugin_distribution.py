@@ -1,7 +1,5 @@
 """The wheels of core and plugin as users get them, and the core's in a throw-away environment."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -43,7 +41,7 @@ def wheels(tmp_path_factory):
 class Environment:
     """A virtual environment without pip that sees everything installed here but our own two distributions."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         python(sys.executable, "-m", "venv", "--without-pip", folder)
         scripts = folder / ("Scripts" if os.name == "nt" else "bin")
@@ -59,7 +57,7 @@ class Environment:
                     (others / entry.name).symlink_to(entry)
         (self.site / "others.pth").write_text(str(others))
 
-    def install(self, wheel: Path) -> None:
+    def install(self, wheel):
         pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile")
         python(*pip, "--target", self.site, wheel)
 

@@ -1,7 +1,5 @@
 """The files beside the code: one version, links that lead somewhere, known failures that a test holds."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib.util
@@ -12,12 +10,10 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 import trl_replay
 from trl_replay.testing import make_groups
@@ -35,19 +31,19 @@ PAGES = [
 WIDTH = 119
 
 
-def inline(page: str, environment: dict[str, Any] | None = None) -> list[Token]:
+def inline(page, environment=None):
     """The texts, links and pictures of a page, as they are rendered."""
     blocks = MarkdownIt().enable("table").parse((ROOT / page).read_text(), environment)
     return [child for block in blocks for child in block.children or ()]
 
 
-def targets(page: str) -> list[str]:
+def targets(page):
     """The targets of a page's links and pictures."""
     found = [token.attrs.get("href") or token.attrs.get("src") for token in inline(page)]
     return [str(target) for target in found if target]
 
 
-def test_the_version_stands_in_the_package_alone() -> None:
+def test_the_version_stands_in_the_package_alone():
     assert "version" in PROJECT["project"]["dynamic"]
     assert "version" not in PROJECT["project"]
     assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
@@ -55,14 +51,14 @@ def test_the_version_stands_in_the_package_alone() -> None:
     assert f'__version__ = "{trl_replay.__version__}"' in source
 
 
-def test_pre_commit_has_the_ruff_of_the_constraints() -> None:
+def test_pre_commit_has_the_ruff_of_the_constraints():
     pinned = re.search(r"^ruff==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert pinned
     assert repository["rev"] == f"v{pinned[1]}"
 
 
-def test_continuous_integration_runs_on_every_python_that_is_promised() -> None:
+def test_continuous_integration_runs_on_every_python_that_is_promised():
     job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["ci"]
     promised = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
     assert job["strategy"]["matrix"]["python"] == promised
@@ -72,14 +68,14 @@ def test_continuous_integration_runs_on_every_python_that_is_promised() -> None:
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 
 
-def test_every_action_is_pinned_by_its_commit_with_the_version_beside_it() -> None:
+def test_every_action_is_pinned_by_its_commit_with_the_version_beside_it():
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         used = re.findall(r"uses: (.*)", path.read_text())
         assert used
         assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
 
 
-def test_only_what_uploads_may_ask_for_an_identity_and_a_release_is_what_was_built_and_attested() -> None:
+def test_only_what_uploads_may_ask_for_an_identity_and_a_release_is_what_was_built_and_attested():
     release = WORKFLOWS["release"]
     assert release[True] == {"push": {"tags": ["v*"]}}, "YAML reads `on` as true"
     build, publish = release["jobs"]["build"], release["jobs"]["publish"]
@@ -95,7 +91,7 @@ def test_only_what_uploads_may_ask_for_an_identity_and_a_release_is_what_was_bui
             assert writes == ((name, job) in {("release", "build"), ("release", "publish"), ("docs", "deploy")})
 
 
-def test_a_release_whose_tag_is_another_version_stops() -> None:
+def test_a_release_whose_tag_is_another_version_stops():
     (command,) = [
         step["run"] for step in WORKFLOWS["release"]["jobs"]["build"]["steps"] if "tag" in step.get("name", "")
     ]
@@ -108,7 +104,7 @@ SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "smollm2_reasoning.py"])
-def test_an_example_says_what_it_needs_so_that_uv_can_run_it(name: str) -> None:
+def test_an_example_says_what_it_needs_so_that_uv_can_run_it(name):
     """One needs a package without its requirements, which no header can say."""
     source = (ROOT / "examples" / name).read_text()
     (block,) = re.findall(r"^# /// script\n((?:#(?: .*)?\n)+?)# ///$", source, re.MULTILINE)
@@ -125,8 +121,8 @@ def test_an_example_says_what_it_needs_so_that_uv_can_run_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_reference_is_defined_and_every_definition_used(page: str) -> None:
-    environment: dict[str, Any] = {}
+def test_every_reference_is_defined_and_every_definition_used(page):
+    environment = {}
     texts = [token.content for token in inline(page, environment) if token.type == "text"]
     assert not [text for text in texts if re.search(r"\[[^\]]*\w\.md\]|\]\[", text)], f"{page}: no such reference"
     for reference in environment.get("references", {}).values():
@@ -134,14 +130,14 @@ def test_every_reference_is_defined_and_every_definition_used(page: str) -> None
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_relative_link_leads_somewhere(page: str) -> None:
+def test_every_relative_link_leads_somewhere(page):
     for target in targets(page):
         path = target.partition("#")[0]
         assert re.match(r"https?:", target) or ((ROOT / page).parent / path).exists(), f"{page}: {target}"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_prose_is_wrapped(page: str) -> None:
+def test_prose_is_wrapped(page):
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     prose = [line for line in text.splitlines() if not re.match(r"\s*\||\[[^\]]+\]: ", line)]
     assert [line for line in prose if len(line) > WIDTH] == []
@@ -159,27 +155,25 @@ TESTS = {
 }
 
 
-def numbers(test: str) -> set[int]:
+def numbers(test):
     """Of the known failures that a test is about: 14 and 15 for `test_14_and_15_…`."""
     found = re.match(r"test_(\d+(?:_and_\d+)*)_", test)
     return {int(number) for number in found[1].split("_and_")} if found else set()
 
 
-def test_known_failures_are_numbered_without_a_gap() -> None:
+def test_known_failures_are_numbered_without_a_gap():
     assert [int(row[0]) for row in FAILURES] == list(range(1, 37))
 
 
 @pytest.mark.parametrize("row", FAILURES, ids=lambda row: row[0])
-def test_every_known_failure_has_a_test_with_its_number(row: list[str]) -> None:
+def test_every_known_failure_has_a_test_with_its_number(row):
     number, *words = row
     assert len(words) == 2
     assert all(words)
     assert any(int(number) in numbers(name) for name in TESTS)
 
 
-def test_the_source_distribution_holds_the_documentation_and_no_tests_and_its_description_has_absolute_links(
-    tmp_path: Path,
-) -> None:
+def test_the_source_distribution_holds_the_documentation_and_no_tests_and_its_description_has_absolute_links(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (path,) = tmp_path.glob(f"trl_replay-{trl_replay.__version__}.tar.gz")
@@ -199,7 +193,7 @@ def test_the_source_distribution_holds_the_documentation_and_no_tests_and_its_de
         assert (ROOT / link[place.end() :]).exists(), link
 
 
-def test_the_changes_that_mutants_makes_by_name_stand_in_the_code() -> None:
+def test_the_changes_that_mutants_makes_by_name_stand_in_the_code():
     spec = importlib.util.spec_from_file_location("mutants", ROOT / "tests" / "mutants.py")
     assert spec is not None
     assert spec.loader is not None
@@ -212,7 +206,7 @@ def test_the_changes_that_mutants_makes_by_name_stand_in_the_code() -> None:
     assert [name for name in sorted(files) if not (ROOT / "tests" / name).is_file()] == []
 
 
-def test_the_skill_for_coding_agents_comes_with_the_package_and_is_true(tmp_path: Path) -> None:
+def test_the_skill_for_coding_agents_comes_with_the_package_and_is_true(tmp_path):
     path = Path(trl_replay.__file__).parent / ".agents" / "skills" / "trl-replay" / "SKILL.md"
     _, head, text = path.read_text().split("---\n", 2)
     about = yaml.safe_load(head)
@@ -221,7 +215,7 @@ def test_the_skill_for_coding_agents_comes_with_the_package_and_is_true(tmp_path
     settings = set(re.findall(r"\breplay_[a-z_]+", text))
     known = {field.name for field in dataclasses.fields(trl_replay.ReplayConfig)}
     assert settings <= known, settings - known
-    module: dict[str, Any] = {}
+    module = {}
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1], module)
     (spec,) = module["trl_replay_strategies"]()
     assert spec.factory()(make_groups([[0.0, 1.0], [0.0, 0.5]]), None).tolist() == [1.0, 0.5]

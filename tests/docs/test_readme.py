@@ -1,7 +1,5 @@
 """The README is short, and leads to the documentation."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_readme_is_short_and_opens_with_what_is_won_how_to_ask_and_how_to_begin() -> None:
+def test_the_readme_is_short_and_opens_with_what_is_won_how_to_ask_and_how_to_begin():
     assert README.count("\n") < 120
     first = "\n".join(README.splitlines()[:50])
     asked = [
@@ -20,14 +18,14 @@ def test_the_readme_is_short_and_opens_with_what_is_won_how_to_ask_and_how_to_be
     assert max(columns) <= 4, "a table as wide belongs to the evidence"
 
 
-def test_every_page_of_the_documentation_is_in_the_navigation() -> None:
+def test_every_page_of_the_documentation_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     pages -= {page for page in pages if page.startswith("outreach/")}  # drafts, which the site leaves out
     assert [page for page in pages if not re.search(rf": {re.escape(page)}$", navigation, re.MULTILINE)] == []
 
 
-def test_what_pages_say_of_installing_works_today() -> None:
+def test_what_pages_say_of_installing_works_today():
     """Once a version is released, `pip install trl-replay` does, and clones need not be mentioned."""
     released = re.search(r"^## \[?\d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     wrong = "no release yet|pip install (plugins/|\\.)" if released else "pip install '?trl-replay"

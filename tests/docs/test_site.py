@@ -1,7 +1,5 @@
 """The documentation site, without mkdocs: its pages, what stands on them, and how it is built."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util
@@ -9,7 +7,6 @@ import inspect
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +39,7 @@ DIRECTIVES = [
 ]
 
 
-def generated() -> Any:
+def generated():
     """Pages that the site makes from the code: docs/theme/generated.py."""
     spec = importlib.util.spec_from_file_location("generated", DOCS / "theme" / "generated.py")
     assert spec is not None
@@ -52,7 +49,7 @@ def generated() -> Any:
     return module
 
 
-def in_navigation(entries: Any) -> list[str]:
+def in_navigation(entries):
     """Every page that the navigation names, in its order."""
     if isinstance(entries, str):
         return [entries]
@@ -65,7 +62,7 @@ INSIDE = [page for page in NAVIGATION if not page.startswith("https://")]
 OUTSIDE = [page for page in NAVIGATION if page.startswith("https://")]
 
 
-def find(name: str) -> Any:
+def find(name):
     """The names in directives: `trl_replay.errors`, `trl_replay.hookspecs.SessionHooks`."""
     parts = name.split(".")
     found = importlib.import_module(parts[0])
@@ -74,24 +71,24 @@ def find(name: str) -> Any:
     return found
 
 
-def rows(text: str) -> list[list[str]]:
+def rows(text):
     """The cells of all tables, headings included; a bar in a cell is escaped."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
-def test_every_page_of_the_navigation_exists_and_stands_there_once() -> None:
+def test_every_page_of_the_navigation_exists_and_stands_there_once():
     assert [page for page in INSIDE if not (DOCS / page).is_file()] == []
     assert len(set(NAVIGATION)) == len(NAVIGATION)
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     pages = {path.relative_to(DOCS).as_posix() for kind in ("md", "ipynb") for path in DOCS.rglob(f"*.{kind}")}
     assert {page for page in pages if not page.startswith("outreach/")} == set(INSIDE)
     assert "outreach/" in CONFIG["exclude_docs"].split()
 
 
-def test_llms_txt_names_every_page_and_where_its_markdown_is() -> None:
+def test_llms_txt_names_every_page_and_where_its_markdown_is():
     spec = importlib.util.spec_from_file_location("llms", DOCS / "theme" / "llms.py")
     assert spec is not None
     assert spec.loader is not None
@@ -110,7 +107,7 @@ def test_llms_txt_names_every_page_and_where_its_markdown_is() -> None:
     assert "docs/theme/llms.py" in CONFIG["hooks"]
 
 
-def test_what_the_navigation_names_outside_is_in_the_repository() -> None:
+def test_what_the_navigation_names_outside_is_in_the_repository():
     prefix = f"{CONFIG['repo_url']}/blob/main/"
     for page in OUTSIDE:
         assert page.startswith(prefix)
@@ -118,19 +115,19 @@ def test_what_the_navigation_names_outside_is_in_the_repository() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in INSIDE if page.endswith(".md")])
-def test_every_script_and_test_file_that_a_page_names_exists(page: str) -> None:
+def test_every_script_and_test_file_that_a_page_names_exists(page):
     for path in re.findall(r"\b(?:tests|benchmarks|examples)/[\w/]+\.py\b", (DOCS / page).read_text()):
         assert (ROOT / path).is_file(), f"docs/{page}: there is no {path}"
 
 
 @pytest.mark.parametrize("name", trl_replay.__all__)
-def test_every_public_name_stands_on_an_api_page(name: str) -> None:
+def test_every_public_name_stands_on_an_api_page(name):
     shown = {directive for _, directive, _ in DIRECTIVES}
     assert f"trl_replay.{name}" in shown or any(f"`trl_replay.{name}` " in text for text in API.values())
 
 
 @pytest.mark.parametrize(("page", "name", "options"), DIRECTIVES, ids=lambda value: value if value else "")
-def test_what_an_api_page_shows_exists_and_has_a_docstring(page: str, name: str, options: dict[str, Any]) -> None:
+def test_what_an_api_page_shows_exists_and_has_a_docstring(page, name, options):
     shown = find(name)
     assert inspect.getdoc(shown)
     members = options.get("options", {}).get("members") or []
@@ -138,7 +135,7 @@ def test_what_an_api_page_shows_exists_and_has_a_docstring(page: str, name: str,
         assert inspect.getdoc(getattr(shown, member)), f"docs/api/{page}: {name}.{member}"
 
 
-def test_every_column_of_the_table_is_described_with_its_type() -> None:
+def test_every_column_of_the_table_is_described_with_its_type():
     described = {row[0]: row[1] for row in rows(API["buffer.md"])}
     for name, dtype in COLUMNS.items():
         assert described[f"`{name}`"] == np.dtype(dtype).name
@@ -148,7 +145,7 @@ STRATEGIES = (DOCS / "reference" / "strategies.md").read_text()
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments(kind: Any) -> None:
+def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments(kind):
     section = re.search(rf"^## {kind}s?\n(.*?)^## ", STRATEGIES, re.MULTILINE | re.DOTALL | re.IGNORECASE)
     assert section
     described = {row[0].strip("*`"): " ".join(row) for row in rows(section[1])}
@@ -161,20 +158,20 @@ def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments(kind:
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_the_default_of_each_kind_alone_is_bold(kind: Any) -> None:
+def test_the_default_of_each_kind_alone_is_bold(kind):
     section = re.search(rf"^## {kind}s?\n(.*?)^## ", STRATEGIES, re.MULTILINE | re.DOTALL | re.IGNORECASE)
     assert section
     bold = [row[0] for row in rows(section[1]) if row[0].startswith("**")]
     assert bold == [f"**`{getattr(ReplayConfig(), f'replay_{kind}')}`**"]
 
 
-def sections(text: str) -> dict[str, str]:
+def sections(text):
     """The text below each heading of the second level."""
     parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_what_pages_have_from_the_code_stands_in_the_repository_as_it_is_now() -> None:
+def test_what_pages_have_from_the_code_stands_in_the_repository_as_it_is_now():
     """So that it can be read without building the site. Lines may break elsewhere with another Python's argparse."""
     pages = generated().pages()
     parts = {part for page in pages for part in re.findall(r"^<!-- (\w+) -->$", page.read_text(), re.MULTILINE)}
@@ -183,7 +180,7 @@ def test_what_pages_have_from_the_code_stands_in_the_repository_as_it_is_now() -
         assert page.read_text().split() == text.split(), f"{page.relative_to(ROOT)} is old: make pages"
 
 
-def test_every_public_name_is_listed_with_what_it_is_and_where_it_is_described() -> None:
+def test_every_public_name_is_listed_with_what_it_is_and_where_it_is_described():
     listed = {row[0]: row[1] for row in rows(API["index.md"])}
     for name in trl_replay.__all__:
         (link,) = [link for link in listed if link.startswith(f"[`{name}`](")]
@@ -191,7 +188,7 @@ def test_every_public_name_is_listed_with_what_it_is_and_where_it_is_described()
         assert len(listed[link].split()) > 1
 
 
-def test_every_setting_has_a_section_with_its_type_its_default_and_what_it_does() -> None:
+def test_every_setting_has_a_section_with_its_type_its_default_and_what_it_does():
     found = sections((DOCS / "reference" / "settings.md").read_text())
     assert list(found) == [f"`{field.name}`" for field in dataclasses.fields(ReplayConfig)]
     found = {name: " ".join(text.split()) for name, text in found.items()}
@@ -203,14 +200,14 @@ def test_every_setting_has_a_section_with_its_type_its_default_and_what_it_does(
     assert all(len(text.split()) > 5 for text in found.values())
 
 
-def test_every_command_has_a_section_with_its_help() -> None:
+def test_every_command_has_a_section_with_its_help():
     found = sections((DOCS / "reference" / "cli.md").read_text())
     assert list(found) == [f"`trl-replay {command.name}`" for command in COMMANDS]
     assert "--out" in found["`trl-replay report`"]
     assert "--replay_max_age" not in found["`trl-replay run`"], "the settings have their page"
 
 
-def test_every_preset_has_a_page_with_what_it_sets_and_a_row_in_the_index() -> None:
+def test_every_preset_has_a_page_with_what_it_sets_and_a_row_in_the_index():
     made = generated()
     index = (DOCS / "methods.md").read_text()
     for page, text in made.method_pages().items():
@@ -223,7 +220,7 @@ def test_every_preset_has_a_page_with_what_it_sets_and_a_row_in_the_index() -> N
     assert {len(row) for row in rows(made.presets())} == {4}, "a bar in a title is no border of a cell"
 
 
-def test_the_index_of_methods_leads_to_the_text_of_each() -> None:
+def test_the_index_of_methods_leads_to_the_text_of_each():
     shown = re.findall(r"^\[(\w+)\]: \.\./(.+)$", (DOCS / "methods.md").read_text(), re.MULTILINE)
     pages = generated().sources()
     assert {name: pages[ROOT / path] for name, path in shown} == {name: f"methods/{name}.md" for name, _ in shown}
@@ -231,20 +228,20 @@ def test_the_index_of_methods_leads_to_the_text_of_each() -> None:
 
 
 @pytest.mark.parametrize("words", ["wandb", "curriculum", "dynamic sampling", "all wrong"])
-def test_what_people_search_for_stands_on_a_page(words: str) -> None:
+def test_what_people_search_for_stands_on_a_page(words):
     """As one phrase: the search of the site finds it there (`make site-check`)."""
     made = generated()
     texts = [*made.method_pages().values(), *((DOCS / page).read_text() for page in INSIDE)]
     assert any(words in " ".join(text.lower().split()) for text in texts)
 
 
-def test_a_page_of_evidence_shows_every_picture_of_the_benchmarks() -> None:
+def test_a_page_of_evidence_shows_every_picture_of_the_benchmarks():
     evidence = "".join(page.read_text() for page in [*DOCS.glob("evidence*.md"), DOCS / "when-replay-pays.md"])
     for picture in (ROOT / "benchmarks" / "results").glob("*.png"):
         assert f"](../benchmarks/results/{picture.name})" in evidence, f"no page of evidence shows {picture.name}"
 
 
-def test_what_builds_the_site_is_pinned() -> None:
+def test_what_builds_the_site_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     constraints = (ROOT / "constraints.txt").read_text()
     for requirement in project["optional-dependencies"]["docs"]:

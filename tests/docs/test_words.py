@@ -1,7 +1,5 @@
 """The length of the documentation: it is to be read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -20,9 +18,9 @@ REFERENCE = {"compatibility.md", "hooks.md", "metrics.md", "reference/settings.m
 
 
 @pytest.mark.parametrize("page", sorted(WORDS.keys() - REFERENCE))
-def test_a_page_is_read_in_one_go(page: str) -> None:
+def test_a_page_is_read_in_one_go(page):
     assert WORDS[page] <= A_PAGE or page.startswith("api/"), f"docs/{page} has {WORDS[page]} words: cut it to {A_PAGE}"
 
 
-def test_all_pages_together_are_no_longer_than_a_short_book() -> None:
+def test_all_pages_together_are_no_longer_than_a_short_book():
     assert sum(WORDS.values()) <= IN_ALL, f"docs/ has {sum(WORDS.values())} words: cut it to {IN_ALL}"

@@ -1,12 +1,8 @@
 """docs/write-repo.md: its steps add up to its plugin, and the plugin does what the page says, in a real trainer."""
 
-from __future__ import annotations
-
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +16,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "write-repo.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 (PLUGIN,) = (block for block in BLOCKS if block.startswith("# my_repo.py\n"))
 STEPS = BLOCKS[: BLOCKS.index(PLUGIN)]
-PACKAGE = tomllib.loads(re.search(r"^```toml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)[1])  # type: ignore[index]
+PACKAGE = tomllib.loads(re.search(r"^```toml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)[1])
 REWARDS = ([LIVE, HALF, DEAD], [HALF, LIVE, LIVE], [DEAD, LIVE, HALF], [LIVE, [1.0, 1.0, 1.0, 0.0], HALF], [HALF] * 3)
 SIZE, FRESH = 4, 2
 
 
 @pytest.fixture(scope="module")
-def repo(tmp_path_factory: Any) -> Iterator[str]:
+def repo(tmp_path_factory):
     """The plugin and its packaging exactly as the page has them, found by entry point; the preset's name."""
     folder = tmp_path_factory.mktemp("installed")
     (folder / "my_repo.py").write_text(PLUGIN)
@@ -38,26 +34,26 @@ def repo(tmp_path_factory: Any) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setattr("trl_replay.registry._registry", None)  # as in a process that begins after the installation
-        yield re.search(r'replay_preset="(\w+/\w+)"', PAGE)[1]  # type: ignore[index]
+        yield re.search(r'replay_preset="(\w+/\w+)"', PAGE)[1]
 
 
-def normalized(rewards: Any) -> Any:
+def normalized(rewards):
     """TRL's advantages of rows that share a baseline, with `scale_rewards="group"`."""
     rewards = np.asarray(rewards)
     return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
 
 
-def test_the_plugin_is_as_short_as_the_page_says() -> None:
+def test_the_plugin_is_as_short_as_the_page_says():
     lines = [line for line in PLUGIN.splitlines() if line.strip() and not line.startswith("#")]
     assert f"has {len(lines)} lines" in PAGE
     assert len(lines) <= 25
 
 
-def test_the_steps_add_up_to_the_plugin() -> None:
-    steps: dict[str, Any] = {}
+def test_the_steps_add_up_to_the_plugin():
+    steps = {}
     for block in STEPS:
         exec(block, steps)
-    plugin: dict[str, Any] = {}
+    plugin = {}
     exec(PLUGIN, plugin)
     assert {**steps["settings"], "replay_mixer": "my_repo/varied"} == plugin["SETTINGS"]
     suite = steps["TestVaried"]()
@@ -68,7 +64,7 @@ def test_the_steps_add_up_to_the_plugin() -> None:
             getattr(suite, name)()
 
 
-def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo: str, tmp_path: Path) -> None:
+def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo, tmp_path):
     rewards = Rewards(*REWARDS)
     trainer = make_trainer(tmp_path / "out", rewards, max_steps=8)
     with trl_replay.attached(trainer, replay_preset=repo) as session:
@@ -92,10 +88,10 @@ def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo: 
         assert session.totals.counters["lost"] == 0, "replay_record='forward' stores what is mixed into"
 
 
-def test_what_the_page_looks_at_is_there(repo: str, tmp_path: Path, capsys: Any) -> None:
+def test_what_the_page_looks_at_is_there(repo, tmp_path, capsys):
     trainer = make_trainer(tmp_path / "out", Rewards(*REWARDS), max_steps=8)
     attaching, *looking = BLOCKS[BLOCKS.index(PLUGIN) + 1 :]
-    namespace: dict[str, Any] = {"trl_replay": trl_replay, "trainer": trainer}
+    namespace = {"trl_replay": trl_replay, "trainer": trainer}
     exec(attaching, namespace)
     assert trl_replay.detach(trainer) is None
     namespace["session"] = trl_replay.attach(trainer, replay_preset=repo)
@@ -114,7 +110,7 @@ def test_what_the_page_looks_at_is_there(repo: str, tmp_path: Path, capsys: Any)
     trl_replay.detach(trainer)
 
 
-def test_a_sampler_that_promises_no_prompt_stops_before_training(repo: str, tmp_path: Path) -> None:
+def test_a_sampler_that_promises_no_prompt_stops_before_training(repo, tmp_path):
     trainer = make_trainer(tmp_path / "out", Rewards([LIVE] * 3))
     with pytest.raises(trl_replay.RefusedError, match="the same prompt"):
         trl_replay.attach(trainer, replay_preset=repo, replay_sampler="uniform", replay_sampler_kwargs=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from replaying import Checked, Watch
+from replaying import Checked, Watch, watched
 from support import DEAD, HALF, LIVE
 
 import trl_replay
@@ -32,8 +32,7 @@ class Credit(Checked):
 
 def followed(trainer: Any, **chosen: Any) -> tuple[Any, Watch]:
     session = trl_replay.attach(trainer, replay_start=0, **chosen)
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
-    trainer.watch, trainer.compared = watch, []
+    watch = watched(trainer, session)
     if chosen.get("replay_unfilled") == "intra_batch":
         trainer.watch = None
     trainer.train()

@@ -6,14 +6,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import replaying
 import torch
 from releases import COUNTS_TRUNCATED
-from replaying import Checked, Watch, assert_identical, build, check_losses, original
+from replaying import Watch, assert_identical, check_losses, original
 
 import trl_replay
 from trl_replay.data.types import Batch
 from trl_replay.session import Session
-from trl_replay.testing import make_trainer
 
 SIZE = 4
 PROMPTS = [f"{a}+{b}=" for a in range(10) for b in range(3)]
@@ -80,22 +80,10 @@ def by_hand(calls: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, int]]
     return held
 
 
-def train(folder: Any, rewards: Coins, limit: int = 2, **settings: Any) -> tuple[Any, Session, Watch]:
-    """Trains with further rounds, at most `limit` a batch, and checks every batch and every loss."""
-    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
-    settings = {"gradient_checkpointing": False, **settings}  # it computes the same values anew inside the layers
-    if "arguments" in settings:
-        trainer = build(folder, rewards, [{"prompt": prompt} for prompt in PROMPTS], **settings)
-    else:
-        trainer = make_trainer(folder, rewards, PROMPTS, trainer_class=Checked, **settings)
-    return watched(trainer, rewards, limit, **replay)
-
-
 def watched(trainer: Any, rewards: Coins, limit: int, **settings: Any) -> tuple[Any, Session, Watch]:
-    """The same with a trainer that is there."""
+    """Trains with further rounds, at most `limit` a batch, and checks every batch and every loss."""
     session = trl_replay.attach(trainer, replay_refill_rounds=limit, **settings)
-    watch = Watch(session, SIZE, trainer._tokenizer.pad_token_id)
-    trainer.watch, trainer.compared = watch, []
+    watch = replaying.watched(trainer, session)
     trainer.train()
     check_rounds(trainer, rewards, watch, limit)
     check_losses(trainer, replays=False)

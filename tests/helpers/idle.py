@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from methods import INJECTED
-from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, weights_hash
+from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, plugin_class, weights_hash
 from transformers import AutoModelForCausalLM
 
 import trl_replay
@@ -35,39 +35,19 @@ ALL_LIVE = [LIVE, HALF, LIVE]
 PROMPTS = tuple(f"{number}=" for number in range(30))
 
 
-class AsTheyAre:
-    """Answers every hook that may change a batch with what it was given."""
-
-    @trl_replay.hookimpl
-    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
-        return groups_of_rows
-
-    @trl_replay.hookimpl
-    def trl_replay_mix(self, table: Any, drawn: Any, slots: Any, context: Any) -> Any:
-        return np.full(slots.advantages.shape, -1)
-
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-        return groups.advantages.copy()
+def loud(groups: Any) -> Any:
+    raise AssertionError("called in a dry run")
 
 
-class Silent:
-    """Leaves the choice of prompts to the trainer."""
-
-    @trl_replay.hookimpl
-    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> None:
-        return None
-
-
-class Loud:
-    """Must not be asked."""
-
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-        raise AssertionError("called in a dry run")
-
-
-PLUGINS = {"as_they_are": AsTheyAre, "silent": Silent, "loud": Loud}
+PLUGINS = {
+    # answers every hook that may change a batch with what it was given
+    "as_they_are": plugin_class(
+        inputs=lambda groups_of_rows: groups_of_rows, advantages=lambda groups: groups.advantages.copy(),
+        mix=lambda slots: np.full(slots.advantages.shape, -1),
+    ),
+    "silent": plugin_class(inputs=lambda: None),  # leaves the choice of prompts to the trainer
+    "loud": plugin_class(advantages=loud),  # must not be asked
+}  # fmt: skip
 
 
 class Idle(NamedTuple):

@@ -16,30 +16,25 @@ LIMIT = 500
 
 
 class Launches:
-    """Launches of a script of tests/distributed/ranks.
+    """Launches of a module of tests/distributed/ranks.
 
     Args:
-        script: Its name.
+        module: Its name.
         folder: Where results go.
-        arguments: What follows its folder on its command line.
+        arguments: What its cases are made of, or their names (ranks/run.py).
         local_ranks: Of each rank, the number on its machine; of a launch on several machines.
     """
 
-    def __init__(self, script: str, folder: Path, *arguments: Any, local_ranks: tuple[int, ...] = ()) -> None:
-        self.script, self.folder, self.arguments, self.local_ranks = RANKS / script, folder, arguments, local_ranks
+    def __init__(self, module: str, folder: Path, *arguments: Any, local_ranks: tuple[int, ...] = ()) -> None:
+        self.module, self.folder, self.arguments, self.local_ranks = module, folder, arguments, local_ranks
         self.failures: dict[int, str] = {}
 
     def start(self, ranks: int, folder: Path) -> None:
-        check(
-            launch(self.script, folder, *self.arguments, limit=LIMIT, local_ranks=self.local_ranks or (*range(ranks),))
-        )
+        local_ranks = self.local_ranks or (*range(ranks),)
+        check(launch(RANKS / "run.py", folder, self.module, *self.arguments, limit=LIMIT, local_ranks=local_ranks))
 
     def begin(self, ranks: int) -> Path:
-        """The folder of the results of so many ranks.
-
-        Raises:
-            AssertionError: The launch failed, now or before.
-        """
+        """The folder of the results of so many ranks, which are launched once."""
         folder = self.folder / str(ranks)
         if not folder.exists():
             folder.mkdir()
@@ -47,12 +42,17 @@ class Launches:
                 self.start(ranks, folder)
             except AssertionError as error:
                 self.failures[ranks] = str(error)
-        assert ranks not in self.failures, self.failures[ranks]
         return folder
 
     def __call__(self, ranks: int, case: str) -> list[Any]:
-        """The results of every rank for one case, in rank order."""
-        return [read(self.begin(ranks) / f"{case}.{rank}.json") for rank in range(ranks)]
+        """The results of every rank for one case, in rank order.
+
+        Raises:
+            AssertionError: The launch failed before all ranks had performed it.
+        """
+        paths = [self.begin(ranks) / f"{case}.{rank}.json" for rank in range(ranks)]
+        assert all(path.exists() for path in paths), self.failures.get(ranks, f"there is no case {case!r}")
+        return [read(path) for path in paths]
 
 
 def everywhere(ranks: list[dict[str, Any]], step: int, key: str) -> list[Any]:

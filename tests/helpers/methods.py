@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from advantages_by_hand import mixed_advantages
-from replaying import Checked, Watch, check_batches, check_losses
+from replaying import Checked, Watch, check_batches, check_losses, watched
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -54,12 +54,11 @@ def train(tmp_path: Any, mode: Any, replay: dict[str, Any], **training: Any) -> 
     training = {"max_steps": 8, "trainer_class": Checked, **training}
     trainer = make_trainer(tmp_path, Rewards(*script), **training)
     session = trl_replay.attach(trainer, **replay)
-    watch = Watch(session, SIZE, trainer._tokenizer.pad_token_id)
+    watch = watched(trainer, session)
     if callable(mode):
         watch.advantages = lambda step: mode(watch, step)
     elif mode is not None:
         watch.advantages = lambda step: mixed_advantages(watch, step, mode, (1.0,), scale, "sum_then_normalize")
-    trainer.watch, trainer.compared = watch, []
     watch.trainer = trainer  # which a session holds weakly
     trainer.train()
     check_batches(watch)

@@ -43,10 +43,24 @@ def write(result: Any, folder: Path, name: str) -> None:
     path.write_text(json.dumps(result))
 
 
-def read(path: Path) -> Any:
-    result = json.loads(path.read_text())
+class Result(dict[str, Any]):
+    """What came of a case on a rank: what is not there was not reached."""
+
+    def __missing__(self, key: str) -> Any:
+        raise AssertionError(f"no {key!r}: {self.get('type')}: {self.get('text')}")
+
+
+def read(path: Path) -> Result:
+    result = Result(json.loads(path.read_text()))
     gradients = path.with_suffix(".npy")
-    return {**result, "gradients": np.load(gradients)} if gradients.exists() else result
+    if gradients.exists():
+        result["gradients"] = np.load(gradients)
+    return result
+
+
+def own(folder: Path) -> Path:
+    """The folder of this rank in a launch's."""
+    return folder / f"trainer{rank()}"
 
 
 def quiet(case: Case) -> Any:
@@ -77,7 +91,7 @@ def perform(folder: Path, cases: Iterable[tuple[str, Case]]) -> NoReturn:
     torch.set_num_threads(1)
     gc.freeze()  # each training collects garbage, and need not walk what the imports left
     for name, case in cases:
-        write(quiet(case), folder, name)
+        write(quiet(lambda case=case: outcome(case)), folder, name)
     end()
 
 
@@ -94,22 +108,29 @@ def end() -> NoReturn:
     os._exit(0)
 
 
-def perform_apart(folder: Path, cases: Iterable[tuple[str, int, Case]], wanted: Sequence[str] = ()) -> NoReturn:
+def perform_apart(folder: Path, cases: Iterable[Any], wanted: Sequence[str], timeout: int) -> NoReturn:
     """Runs the cases of these names, or "all but" these, or all: in a process and a process group of its own, each.
 
-    So one that breaks does not spoil the next. The number is the seconds that a collective waits. The store of all
-    groups is kept by the process that starts the cases, as torchrun keeps it. Nobody destroys a group: with gloo,
-    where a peer has left, that can wait for ever for a thread that waits for the interpreter's lock.
+    So one that breaks does not spoil the next. A collective waits for `timeout` seconds, or for those of the case,
+    where it is `(name, seconds, case)` instead of `(name, case)`. The store of all groups is kept by the process that
+    starts the cases, as torchrun keeps it. Nobody destroys a group: with gloo, where a peer has left, that can wait
+    for ever for a thread that waits for the interpreter's lock.
     """
     torch.set_num_threads(1)
     port, ranks = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
     kept = dist.TCPStore("127.0.0.1", port, is_master=rank() == 0, wait_for_workers=False)
-    for name, timeout, case in cases:
+    for name, *seconds, case in cases:
         if wanted and (name in wanted) == (wanted[0] == "all but"):
             continue
         child = os.fork()
         if child == 0:
-            _one(folder, name, timeout, case, dist.TCPStore("127.0.0.1", port, is_master=False))
+            _one(
+                folder,
+                name,
+                seconds[0] if seconds else timeout,
+                case,
+                dist.TCPStore("127.0.0.1", port, is_master=False),
+            )
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             write({"type": "killed"}, folder, name)

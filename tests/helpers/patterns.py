@@ -27,6 +27,7 @@ MARKS = 2
 """Tokens at the beginning of a completion that tell its update and its row among those of all ranks."""
 PATTERN_UPDATES = 4
 """Generation batches of a random pattern."""
+PATTERNS = 12
 SLOW, LOST = 3, 5
 """Of the ranks of a launch, the one that is late, and the one that is killed, raises or is missing."""
 SETUP = compat.RewardSetup(np.ones(1), "group", "sum_then_normalize")

@@ -15,6 +15,7 @@ import torch
 from datasets import Dataset
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import trl_replay
 from trl_replay.testing import make_tokenizer
 
 async_grpo = pytest.importorskip("trl.experimental.async_grpo", reason="this release does not ship the trainer")
@@ -80,6 +81,22 @@ def samples_of(number: int, rewards: Sequence[float], version: int = 0, forks: i
                 RolloutSample(asked, message, ids, mask, logps, float(advantage), version, number, metrics, 0.0)
             )
     return samples
+
+
+def all_live(number: int, version: int) -> list[Any]:
+    return samples_of(number, LIVE, version)
+
+
+def all_dead(number: int, version: int) -> list[Any]:
+    return samples_of(100 + number, DEAD, version)
+
+
+def every_second_dead(number: int, version: int) -> list[Any]:
+    return samples_of(number, DEAD if number % 2 else LIVE, version)
+
+
+def nothing(number: int, version: int) -> None:
+    return None
 
 
 class Script:
@@ -197,3 +214,53 @@ def watch(trainer: Any) -> list[tuple[torch.Tensor, ...]]:
 
     trainer.compute_loss = noting
     return seen
+
+
+class Queued:
+    """A trainer with a worker that plays a script, attached, and every sample that its queue has given.
+
+    Args:
+        groups: What the worker plays, or the worker.
+        settings: Of replay by their names, and of the trainer.
+    """
+
+    def __init__(self, folder: Path, policy: Policy, groups: Any = every_second_dead, **settings: Any) -> None:
+        replay = {name: settings.pop(name) for name in list(settings) if "replay_" in name}
+        self.worker = groups if isinstance(groups, Script) else Script(groups)
+        self.trainer = make_async_trainer(folder, policy, self.worker, **settings)
+        self.session = trl_replay.attach(self.trainer, **{"replay_start": None, **replay})
+        self.queue, self.counters = self.session.queue, self.session.totals.counters
+        self.given: list[Any] = []
+        stock = self.queue.get
+
+        def get(*args: Any, **kwargs: Any) -> Any:
+            self.given.append(stock(*args, **kwargs))
+            return self.given[-1]
+
+        self.queue.get = get
+
+    def train(self) -> Queued:
+        self.trainer.train()
+        return self
+
+    def get(self, count: int) -> list[Any]:
+        """The next samples, as the trainer asks for them."""
+        return [self.queue.get(timeout=0.01) for _ in range(count)]
+
+    def ends(self) -> None:
+        """Nothing more comes."""
+        with pytest.raises(Empty):
+            self.get(1)
+
+    @property
+    def fresh(self) -> list[Any]:
+        return [sample for sample in self.given if sample.group_id >= 0]
+
+    @property
+    def replayed(self) -> list[Any]:
+        return [sample for sample in self.given if sample.group_id < 0]
+
+    @property
+    def halves(self) -> set[int]:
+        """Whether numbers of fresh groups are even, odd, or both."""
+        return {sample.group_id % 2 for sample in self.fresh}

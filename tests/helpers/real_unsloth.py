@@ -27,10 +27,10 @@ from unsloth.models.vision import FastBaseModel
 rl._patch_trl_rl_trainers("grpo_trainer")
 
 import torch
-from combinations import SCRIPT
 from loss_by_hand import forward, forward_alone
 from peft import get_peft_model
 from replaying import Checked, build, loadable_model, original
+from scenarios import SCRIPT
 from support import Rewards
 
 import trl_replay

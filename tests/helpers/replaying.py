@@ -35,7 +35,8 @@ class Checked(Spy):
 
     watch: Watch | None = None
     independent = True  # compute log-probs by a forward of the plain model, not from what the trainer computed
-    gradients = False  # compare gradients too, with a forward of every row alone
+    gradients = False  # compare gradients too
+    alone = True  # for them, compute log-probs by a forward of every row alone, without padding
     reference_kind: str | None = None  # where a subclass has another loss
     correction = "ratio"  # its name in `weights_by_hand`
     gate: Gate | None = None
@@ -77,10 +78,10 @@ class Checked(Spy):
 
     def forward_by_hand(self, rows: list[dict[str, Any]], inputs: Any) -> tuple[list[Any], list[Any], Any]:
         """Log-probs and entropies of the rows' completions, and the routers' auxiliary loss."""
-        if self.gradients:
+        if self.gradients and self.alone:
             return *forward_alone(self, rows, gradients=True), 0.0
         if self.independent:
-            return forward(self, rows, inputs)
+            return forward(self, rows, inputs, gradients=self.gradients)
         logps = [self.losses[-1]["logps"][number, : len(row["ids"])] for number, row in enumerate(rows)]
         return logps, [None] * len(rows), 0.0
 
@@ -193,7 +194,7 @@ class Watch:
             complete[:] = [batch]
             self.rewards.append(generated.scored.clone())
             rows = [original(batch, row, pad) for row in range(len(batch["advantages"]))]
-            if self.follows and session.trainer.gradients:
+            if self.follows and session.trainer.gradients and session.trainer.alone:
                 self.policy.append(forward_alone(session.trainer, rows)[0])
             elif session.components.forwards_to_record:
                 self.policy.append(forward(session.trainer, rows, batch)[0])
@@ -249,9 +250,9 @@ class Watch:
         session.iterate = watched_iterate  # type: ignore[method-assign]
         loss = session.tap.loss
 
-        def watched_loss(stock: Any, inputs: Any) -> torch.Tensor:
+        def watched_loss(stock: Any, inputs: Any, **how: Any) -> torch.Tensor:
             """The loss that is trained on: rows left out of the denominator scale what the trainer computed."""
-            scaled = loss(stock, inputs)
+            scaled = loss(stock, inputs, **how)
             compared = session.trainer.compared if self.follows else []
             if compared and session.trainer.model.training:
                 compared[-1] = (float(scaled.detach()), *compared[-1][1:])
@@ -277,14 +278,14 @@ class Watch:
         step, slot = self.origin[serial]
         return step, slot * self.size + row
 
-    def items(self) -> int:
+    def items(self, step: int = -1) -> int:
         """Trainable tokens of the batch that is trained on: as scoring returned them, with the exchanged rows'."""
-        before = self.steps[-1][0]
+        before, after = self.steps[step]
         rows = [original(before, row, self.pad) for row in range(len(before["advantages"]))]
-        for target, stored in self.taken[-1].items():
-            step, source = self.source(*stored)
-            rows[target] = original(self.steps[step][0], source, self.pad)
-        counted = (self.steps[-1][1][ROWS][:, 1] & EXCLUDED).eq(0).tolist()
+        for target, stored in self.taken[step].items():
+            origin, source = self.source(*stored)
+            rows[target] = original(self.steps[origin][0], source, self.pad)
+        counted = (after[ROWS][:, 1] & EXCLUDED).eq(0).tolist()
         rows = [row for row, counts in zip(rows, counted, strict=True) if counts]
         if COUNTS_TRUNCATED:
             return sum(int((torch.ones_like(row["ids"]) * row.get("tool_mask", 1)).sum()) for row in rows)
@@ -381,11 +382,17 @@ def build(
     )
 
 
+def watched(trainer: Any, session: Session) -> Watch:
+    """From now on every batch and loss is compared with the one by hand."""
+    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
+    trainer.watch, trainer.compared = watch, []
+    return watch
+
+
 def replay(trainer: Any, **settings: Any) -> tuple[Session, Watch]:
     """Attaches, trains and checks everything; at least one group must have been replayed."""
     session = trl_replay.attach(trainer, **settings)
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
-    trainer.watch, trainer.compared = watch, []
+    watch = watched(trainer, session)
     trainer.train()
     assert session.totals.counters["replaced"] > 0, f"nothing was replayed: {session.explain()}"
     check_batches(watch)

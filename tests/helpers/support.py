@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+import trl_replay
 from trl_replay.batch.compose import loss_mask
 from trl_replay.data.types import Batch
 from trl_replay.loss.micro_batch import ROWS
@@ -29,11 +31,11 @@ WINDOW = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_devi
 class Rewards:
     """A reward function that gives each generation batch its scripted rewards, and the last script's from then on."""
 
-    def __init__(self, *batches: Sequence[Sequence[float | None]]) -> None:
+    def __init__(self, *batches: Sequence[Sequence[float | None]], name: str = "scripted") -> None:
         self.batches = batches
         self.calls = 0
         self.completions: list[list[str]] = []
-        self.__name__ = "scripted"
+        self.__name__ = name
 
     def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
         batch = self.batches[min(self.calls, len(self.batches) - 1)]
@@ -75,6 +77,51 @@ class Spy(GRPOTrainer):
         return result
 
 
+def scoring(change: Callable[[Batch], Any], base: type = Spy) -> type:
+    """A trainer that makes something else of the batch that scoring returns."""
+
+    class Scoring(base):  # type: ignore[misc]
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            return change(super()._generate_and_score_completions(inputs))
+
+    return Scoring
+
+
+def shaping(shape: Callable[[torch.Tensor], torch.Tensor], base: type = Spy) -> type:
+    """A trainer that shapes advantages by itself, as TRL's rules do not."""
+    return scoring(lambda batch: {**batch, "advantages": shape(batch["advantages"])}, base)
+
+
+COLUMN = shaping(lambda advantages: advantages.unsqueeze(1))
+"""A trainer whose batches have one advantage a row, in a column."""
+
+
+def plugin_class(**hooks: Callable[..., Any]) -> type:
+    """A plugin with these functions, which take no `self`."""
+    marked = {hook: f if hasattr(f, "trl_replay_impl") else trl_replay.hookimpl(f) for hook, f in hooks.items()}
+    return type("Plugin", (), {f"trl_replay_{hook}": staticmethod(function) for hook, function in marked.items()})
+
+
+@contextmanager
+def plugin(name: str = "mine", **hooks: Callable[..., Any]) -> Iterator[str]:
+    """A registered plugin with these functions."""
+    trl_replay.register(plugin_class(**hooks)(), name)
+    try:
+        yield name
+    finally:
+        trl_replay.unregister(name)
+
+
+class Act(TrainerCallback):
+    """Does something after updates: `{update: function}`."""
+
+    def __init__(self, actions: dict[int, Callable[[], Any]]) -> None:
+        self.actions = actions
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.actions.get(state.global_step, lambda: None)()
+
+
 def record(session: Session) -> list[tuple[Batch, Batch]]:
     """From now on, every `(batch in, batch out)` of the session's step."""
     steps: list[tuple[Batch, Batch]] = []
@@ -114,6 +161,18 @@ class Interrupt(TrainerCallback):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
+
+
+class At(TrainerCallback):
+    """Does something when an update is done, and keeps what it returns."""
+
+    def __init__(self, update: int, act: Callable[[], Any]) -> None:
+        self.update, self.act = update, act
+        self.returned: Any = None
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step == self.update:
+            self.returned = self.act()
 
 
 class Forwards(TrainerCallback):
@@ -164,6 +223,20 @@ def truncating(rows: tuple[int, ...] = (0, 2), slots: tuple[int, ...] = (0, 1, 2
             "completion_ids": completions,
             "logprobs": [[-1.0] * len(ids) for ids in completions],
         }
+
+    return rollout
+
+
+def rollout_of(*lengths: list[int], ends: bool = True) -> Callable[..., dict[str, Any]]:
+    """A rollout function whose rows have these numbers of tokens, batch by batch, and end unless not `ends`."""
+    batches = iter(lengths)
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        tokenizer = trainer.processing_class
+        end = [tokenizer.eos_token_id] * ends
+        ids = [[*tokenizer("abcdefghijklmnop"[:length])["input_ids"], *end] for length in next(batches)]
+        prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+        return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
 
     return rollout
 

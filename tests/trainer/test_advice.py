@@ -1,14 +1,9 @@
 """Advice: five kinds of runs, each trained for real, and what `explain()` and the report say to change."""
 
-from __future__ import annotations
-
 import html
 import itertools
 import re
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support import DEAD, HALF, LIVE, Rewards, logged
@@ -28,7 +23,7 @@ MOSTLY_DEAD = [[DEAD, DEAD, LIVE]]
 
 NARROW = {"replay_correction": "sequence_mask", "replay_correction_kwargs": {"low": 0.99, "high": 1.01}}
 
-RUNS: dict[str, tuple[list[Any], Mapping[str, Any], Mapping[str, Any], set[str]]] = {
+RUNS = {
     "all wrong": ([[DEAD] * 3], {}, {}, {"nothing live"}),
     "no buffer": ([[DEAD] * 3], {}, {"replay_buffer_size": 0, "replay_refill_rounds": 1}, {"nothing live"}),
     "all right": ([*FULL, [RIGHT] * 3], {"learning_rate": 1e-4}, {}, {"all right"}),
@@ -39,7 +34,7 @@ RUNS: dict[str, tuple[list[Any], Mapping[str, Any], Mapping[str, Any], set[str]]
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def run(request: Any, tmp_path_factory: Any) -> tuple[str, Path, str]:
+def run(request, tmp_path_factory):
     """A kind of run: its name, its folder with a checkpoint, and what its session explains."""
     script, training, settings, _ = RUNS[request.param]
     folder = tmp_path_factory.mktemp("run")
@@ -53,18 +48,50 @@ def run(request: Any, tmp_path_factory: Any) -> tuple[str, Path, str]:
     return request.param, folder, session.explain()
 
 
-def rules_in(text: str) -> set[str]:
+def rules_in(text):
     """Names of the rules whose changes a text tells."""
     return {rule.name for rule in RULES if rule.change.partition("NAME")[0].replace("`", "") in text}
 
 
-def advised(trainer: Any, **settings: Any) -> list[str]:
-    """Names of the rules that the trainer's log is told, in their order."""
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig(**settings).to_dict())
+def told_of(log, **settings):
+    """Names of the rules that a log is told, in their order."""
+    _, advice = advise(log, trl_replay.ReplayConfig(**settings).to_dict())
     return [name for each in advice for name in rules_in(each.change)]
 
 
-def test_explain_begins_with_the_outcome_and_ends_with_what_to_change(run: Any) -> None:
+def numbers(prompts, trainer):
+    """Completions that nobody has to generate, where rewards do not depend on them."""
+    tokenizer, first = trainer.processing_class, 100 + len(prompts) * trainer.state.global_step
+    completions = [[*tokenizer(str(first + row))["input_ids"], tokenizer.eos_token_id] for row in range(len(prompts))]
+    return {
+        "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+        "completion_ids": completions,
+        "logprobs": [[-1.0] * len(ids) for ids in completions],
+    }
+
+
+def trained(folder, rewards, *prompts, **settings):
+    """A trainer and its session after training; what is generated does not matter to scripted rewards."""
+    replay = {name: settings.pop(name) for name in list(settings) if "replay_" in name}
+    trainer = make_trainer(folder, rewards, *prompts, **settings)
+    if isinstance(rewards, Rewards):
+        trainer.rollout_func = numbers
+    session = trl_replay.attach(trainer, **replay)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    return trainer, session
+
+
+def as_stock(trainer):
+    """The log of a dry run without what replay logs: that of a run without replay."""
+    return [
+        {key: value for key, value in entry.items() if not key.startswith("replay/")}
+        for entry in trainer.state.log_history
+    ]
+
+
+def test_explain_begins_with_the_outcome_and_ends_with_what_to_change(run):
     name, _, told = run
     first, *_ = told.splitlines()
     assert re.fullmatch(
@@ -77,7 +104,7 @@ def test_explain_begins_with_the_outcome_and_ends_with_what_to_change(run: Any) 
     assert advice.startswith(ends[:1] if RUNS[name][3] else ends[1:])
 
 
-def test_the_report_ends_with_the_same(run: Any) -> None:
+def test_the_report_ends_with_the_same(run):
     name, folder, _ = run
     text = html.unescape(write_report(folder).read_text())
     advice = text.partition("<h2>What to change</h2>")[2]
@@ -85,15 +112,14 @@ def test_the_report_ends_with_the_same(run: Any) -> None:
     assert bool(re.search(r"docs/[a-z/-]*\.md#[a-z0-9-]+", advice)) == bool(RUNS[name][3])
 
 
-def test_slots_count_as_filled_only_where_few_dead_groups_remain(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, LIVE], [DEAD] * 3), max_steps=STEPS, learning_rate=1e-4)
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
+def test_slots_count_as_filled_only_where_few_dead_groups_remain(tmp_path):
+    rewards = Rewards([DEAD, DEAD, LIVE], [DEAD] * 3)
+    _, session = trained(tmp_path, rewards, max_steps=STEPS, learning_rate=1e-4, replay_start=0)
     assert session.metrics["replay/replaced_fraction"] == pytest.approx(1 / 3), "one entry for three slots"
     assert rules_in(session.explain()) == set()
 
 
-def test_a_setting_that_masks_everything_warns_once_with_its_value_and_the_remedy(tmp_path: Path) -> None:
+def test_a_setting_that_masks_everything_warns_once_with_its_value_and_the_remedy(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*FULL, *FULL, *MOSTLY_DEAD), max_steps=26, learning_rate=2e-2)
     session = trl_replay.attach(trainer, replay_start=0, **NARROW)
     with warnings.catch_warnings(record=True) as caught:
@@ -106,16 +132,14 @@ def test_a_setting_that_masks_everything_warns_once_with_its_value_and_the_remed
 
 
 @pytest.mark.parametrize("settings", [{}, {"replay_correction": "sequence_mask"}])
-def test_no_warning_where_something_is_left_or_nothing_was_meant_to_be(
-    tmp_path: Path, settings: Mapping[str, Any]
-) -> None:
+def test_no_warning_where_something_is_left_or_nothing_was_meant_to_be(tmp_path, settings):
     """Warnings are errors here."""
     trainer = make_trainer(tmp_path, Rewards(*FULL, *MOSTLY_DEAD), max_steps=14, learning_rate=1e-4)
     trl_replay.attach(trainer, replay_start=0, **settings)
     trainer.train()
 
 
-def test_imitation_leaves_failures_out_by_intent(tmp_path: Path) -> None:
+def test_imitation_leaves_failures_out_by_intent(tmp_path):
     """Of 24 rows one trains, which is neither a warning nor advice to take another correction."""
     one = [1.0] + [0.0] * 23
     rewards = Rewards(*[[one]] * 3, *[[[0.0] * 24], [one]] * 9)
@@ -128,47 +152,50 @@ def test_imitation_leaves_failures_out_by_intent(tmp_path: Path) -> None:
     assert rules_in(session.explain()).isdisjoint({"masked rows", "stale buffer"})
 
 
-def says(*characters: str) -> Any:
+def says(*characters):
     """Accuracy that pays 1 for one of these characters."""
 
-    def accuracy(completions: list[str], **_: Any) -> list[float]:
+    def accuracy(completions, **_):
         return [float(any(one in text for one in characters)) for text in completions]
 
     return accuracy
 
 
-def constant(value: float | None) -> Any:
-    def fixed(completions: list[str], **_: Any) -> list[float | None]:
+def constant(value):
+    def fixed(completions, **_):
         return [value] * len(completions)
 
     return fixed
 
 
-def spread(completions: list[str], **_: Any) -> list[float]:
+def spread(completions, **_):
     """A length term that hardly ever is equal over a group."""
     return [len(set(text)) + sum(map(ord, text)) / 1e4 for text in completions]
 
 
-def begins(completions: list[str], **_: Any) -> list[float]:
+def begins(completions, **_):
     return [float(text.startswith("7")) for text in completions]
 
 
-def units(low: float, high: float) -> Any:
+def units(low, high):
     """Letters anywhere, in other units: nearly every completion has one."""
 
-    def letters(completions: list[str], **_: Any) -> list[float]:
+    def letters(completions, **_):
         return [high if any(one.isalpha() for one in text) else low for text in completions]
 
     return letters
 
 
-def test_a_collapse_is_said_once_while_it_happens_with_the_checkpoint_to_go_back_to(tmp_path: Path) -> None:
-    def three_digits(completions: list[str], **_: Any) -> list[float]:
-        return [float(len({one for one in text if one.isdigit()}) == 3) for text in completions]
+def three_digits(completions, **_):
+    return [float(len({one for one in text if one.isdigit()}) == 3) for text in completions]
 
-    prompts = [f"{one}+{other}=" for one in range(6) for other in range(6)]
+
+SUMS = [f"{one}+{other}=" for one in range(6) for other in range(6)]
+
+
+def test_a_collapse_is_said_once_while_it_happens_with_the_checkpoint_to_go_back_to(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 4, "save_only_model": True}
-    trainer = make_trainer(tmp_path, three_digits, prompts, max_steps=40, learning_rate=0.1, **saving)
+    trainer = make_trainer(tmp_path, three_digits, SUMS, max_steps=40, learning_rate=0.1, **saving)
     session = trl_replay.attach(trainer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -180,11 +207,17 @@ def test_a_collapse_is_said_once_while_it_happens_with_the_checkpoint_to_go_back
     assert "collapse" in rules_in(session.explain())
 
 
+def test_a_stock_run_that_collapsed_is_told_so_and_nothing_else(tmp_path):
+    trainer = make_trainer(tmp_path, three_digits, SUMS, max_steps=40, learning_rate=0.1)
+    trainer.train()
+    assert told_of(trainer.state.log_history) == [RULES[0].name]
+
+
 SOLVED, SEVEN = units(0.0, 1.0), says("7")
-FAST: dict[str, Any] = {"learning_rate": 2e-3}
-SLOW: dict[str, Any] = {"learning_rate": 1e-4}
-MASKED: dict[str, Any] = {"mask_truncated_completions": True, "max_completion_length": 4, **SLOW}
-DISEASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], set[str]]] = {
+FAST = {"learning_rate": 2e-3}
+SLOW = {"learning_rate": 1e-4}
+MASKED = {"mask_truncated_completions": True, "max_completion_length": 4, **SLOW}
+DISEASES = {
     "nothing is ever right": (says("zzz"), {}, {}, {"nothing live"}),
     "nearly all is right": (SOLVED, SLOW, {}, {"all right"}),
     "solved at a high rate": (SEVEN, {"learning_rate": 0.1, "max_steps": 80}, {}, {"all right"}),
@@ -206,14 +239,12 @@ DISEASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("format_too", [False, True])
-def test_170_a_function_that_alone_scores_its_groups_is_dead_where_their_sum_is(
-    tmp_path: Path, format_too: bool
-) -> None:
+def test_170_a_function_that_alone_scores_its_groups_is_dead_where_their_sum_is(tmp_path, format_too):
     """Of three groups one is maths, and dead later; a third function that varies makes it live."""
     batches = itertools.count()
 
-    def of(first: bool) -> Any:
-        def routed(completions: list[str], **_: Any) -> list[float | None]:
+    def of(first):
+        def routed(completions, **_):
             maths = DEAD if first and next(batches) >= 6 else LIVE
             return [*maths, *[None] * 8] if first else [*[None] * 4, *LIVE, *LIVE]
 
@@ -221,9 +252,7 @@ def test_170_a_function_that_alone_scores_its_groups_is_dead_where_their_sum_is(
         return routed
 
     functions = [of(True), of(False), *([spread] if format_too else [])]
-    trainer = make_trainer(tmp_path, functions, max_steps=12, learning_rate=1e-4)
-    session = trl_replay.attach(trainer)
-    trainer.train()
+    trainer, session = trained(tmp_path, functions, max_steps=12, learning_rate=1e-4)
     assert logged(trainer, "replay/dead_fraction/maths") == [*[0.0] * 6, *[1.0] * 6]
     assert logged(trainer, "replay/live_without/maths") == [*[0.0] * 6, *[float(format_too)] * 6]
     assert logged(trainer, "replay/dead_fraction/code") == logged(trainer, "replay/live_without/code") == [0.0] * 12
@@ -231,15 +260,10 @@ def test_170_a_function_that_alone_scores_its_groups_is_dead_where_their_sum_is(
 
 
 @pytest.mark.parametrize("disease", DISEASES)
-def test_each_disease_gets_its_advice_and_no_other(tmp_path: Path, disease: str) -> None:
+def test_each_disease_gets_its_advice_and_no_other(tmp_path, disease):
     rewards, training, settings, expected = DISEASES[disease]
-    prompts = [f"{one}+{other}=" for one in range(6) for other in range(6)]
-    trainer = make_trainer(tmp_path, rewards, prompts, **{"max_steps": 40, **training})
-    session = trl_replay.attach(trainer, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.train()
-    told = session.explain()
+    _, session = trained(tmp_path, rewards, SUMS, **{"max_steps": 24, **training}, **settings)
+    told = session.explain()  # while there is its trainer
     assert rules_in(told) == expected, told
     advice = told.partition("what to change")[2]
     for name, value in settings.items():
@@ -260,12 +284,11 @@ RIGHT = [1.0, 1.0, 1.0, 1.0]
     ],
     ids=["never live", "solved", "live once", "live now"],
 )
-def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(
-    tmp_path: Path, begins: Any, ends: Any, expected: set[str]
-) -> None:
+def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(tmp_path, begins, ends, expected):
     trainer = make_trainer(tmp_path, Rewards(*[begins] * 12, *[ends] * 12), max_steps=24)
+    trainer.rollout_func = numbers
     trainer.train()
-    assert set(advised(trainer)) == expected
+    assert set(told_of(trainer.state.log_history)) == expected
 
 
 @pytest.mark.parametrize(
@@ -273,17 +296,13 @@ def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(
     [([DEAD] * 3, {"fallen reward"}), ([DEAD, DEAD, LIVE], {"fallen reward", "dead groups"}), ([RIGHT] * 3, set())],
     ids=["to nothing", "below half", "solved"],
 )
-@pytest.mark.parametrize("dry_run", [False, True], ids=["stock", "dry run"])
-def test_a_run_whose_reward_fell_is_told_to_lower_its_rate_before_replay(
-    tmp_path: Path, ends: Any, expected: set[str], dry_run: bool
-) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*[[LIVE] * 3] * 20, *[ends] * 20), max_steps=40)
-    if dry_run:
-        trl_replay.attach(trainer, replay_dry_run=True)
-    trainer.train()
-    told = advised(trainer)
-    assert set(told) - {"all right"} == expected
-    assert not expected or told[0] == "fallen reward"
+def test_a_run_whose_reward_fell_is_told_to_lower_its_rate_before_replay(tmp_path, ends, expected):
+    rewards = Rewards(*[[LIVE] * 3] * 20, *[ends] * 20)
+    trainer, _ = trained(tmp_path, rewards, max_steps=40, replay_dry_run=True)
+    for log in (trainer.state.log_history, as_stock(trainer)):
+        told = told_of(log)
+        assert set(told) - {"all right"} == expected
+        assert not expected or told[0] == "fallen reward"
 
 
 MOSTLY_RIGHT = [*[[RIGHT] * 3] * 3, [RIGHT, RIGHT, DEAD]]
@@ -291,120 +310,91 @@ MOSTLY_WRONG = [*[[DEAD] * 3] * 3, [DEAD, DEAD, RIGHT]]
 """Four batches, which one entry of a log averages: it does not show that rewards are 0 and 1."""
 
 
-@pytest.mark.parametrize("ends", [MOSTLY_RIGHT, MOSTLY_WRONG], ids=["solved", "failing"])
+@pytest.mark.parametrize(
+    ("ends", "expected"), [(MOSTLY_RIGHT, "all right"), (MOSTLY_WRONG, "stuck")], ids=["solved", "failing"]
+)
 @pytest.mark.parametrize("functions", [1, 2])
-def test_a_stock_log_that_does_not_tell_failures_from_successes_says_so(
-    tmp_path: Path, ends: Any, functions: int
-) -> None:
-    rewards: Any = Rewards(*[[LIVE] * 3, [HALF] * 3] * 4, *ends * 8)
-    several = rewards if functions == 1 else [rewards, constant(0.0)]
-    trainer = make_trainer(tmp_path, several, max_steps=40, logging_steps=4)
-    trainer.train()
-    assert advised(trainer) == ["dead, right or wrong"]
-
-
-@pytest.mark.parametrize(("ends", "expected"), [(MOSTLY_RIGHT, "all right"), (MOSTLY_WRONG, "stuck")])
-def test_a_dry_run_tells_failures_from_successes_in_a_log_that_averages(
-    tmp_path: Path, ends: Any, expected: str
-) -> None:
+def test_a_dry_run_tells_failures_from_successes_in_a_log_that_averages_and_a_stock_log_says_that_it_does_not(
+    tmp_path, ends, expected, functions
+):
     rewards = Rewards(*[[LIVE] * 3, [HALF] * 3] * 4, *ends * 8)
-    trainer = make_trainer(tmp_path, rewards, max_steps=40, logging_steps=4)
-    trl_replay.attach(trainer, replay_dry_run=True)
-    trainer.train()
-    assert advised(trainer) == [expected], "the log alone tells that it was one"
+    several = rewards if functions == 1 else [rewards, constant(0.0)]
+    trainer, _ = trained(tmp_path, several, max_steps=40, logging_steps=4, replay_dry_run=True)
+    assert told_of(trainer.state.log_history) == [expected], "the log alone tells that it was one"
+    assert told_of(as_stock(trainer)) == ["dead, right or wrong"]
 
 
-def test_a_reward_that_fell_is_told_of_a_log_that_averages(tmp_path: Path) -> None:
+def test_a_reward_that_fell_is_told_of_a_log_that_averages(tmp_path):
     script = [*[[LIVE] * 3, [HALF] * 3] * 20, *[[DEAD] * 3, [DEAD, DEAD, HALF]] * 20]
-    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=80, logging_steps=2)
-    trainer.train()
-    assert advised(trainer)[0] == "fallen reward"
+    trainer, _ = trained(tmp_path, Rewards(*script), max_steps=80, logging_steps=2, replay_dry_run=True)
+    assert told_of(as_stock(trainer))[0] == "fallen reward"
 
 
-def test_a_mean_reward_below_zero_has_no_share_of_its_best(tmp_path: Path) -> None:
+def test_a_mean_reward_below_zero_has_no_share_of_its_best(tmp_path):
     mixed, lost = [1.0, 1.0, -1.0, 1.0], [-1.0] * 4
-    trainer = make_trainer(tmp_path, Rewards(*[[mixed] * 3] * 20, *[[mixed, lost, lost]] * 20), max_steps=40)
-    trainer.train()
-    assert advised(trainer) == ["dead groups"]
+    rewards = Rewards(*[[mixed] * 3] * 20, *[[mixed, lost, lost]] * 20)
+    trainer, _ = trained(tmp_path, rewards, max_steps=40, replay_dry_run=True)
+    assert told_of(as_stock(trainer)) == ["dead groups"]
 
 
-def test_a_dry_run_is_told_what_a_stock_run_is_told(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*[[LIVE] * 3] * 12, *[[DEAD] * 3] * 12), max_steps=24)
-    session = trl_replay.attach(trainer, replay_dry_run=True)
-    trainer.train()
+def test_a_dry_run_is_told_what_a_stock_run_is_told(tmp_path):
+    rewards = Rewards(*[[LIVE] * 3] * 12, *[[DEAD] * 3] * 12)
+    _, session = trained(tmp_path, rewards, max_steps=24, replay_dry_run=True)
     told = session.explain()
     assert rules_in(told) == {"stuck"}
     assert "Set replay_dry_run" not in told
 
 
-def test_a_stock_run_that_collapsed_is_told_so_and_nothing_else(tmp_path: Path) -> None:
-    def three_digits(completions: list[str], **_: Any) -> list[float]:
-        return [float(len({one for one in text if one.isdigit()}) == 3) for text in completions]
-
-    prompts = [f"{one}+{other}=" for one in range(6) for other in range(6)]
-    trainer = make_trainer(tmp_path, three_digits, prompts, max_steps=40, learning_rate=0.1)
-    trainer.train()
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
-    assert [each.change for each in advice] == [RULES[0].change.replace("`", "")]
-
-
-def test_a_stock_log_without_rewards_is_not_told_that_replay_could_fill_its_dead_groups(tmp_path: Path) -> None:
-    def sometimes(completions: list[str], **_: Any) -> list[float | None]:
+def test_a_stock_log_without_rewards_is_not_told_that_replay_could_fill_its_dead_groups(tmp_path):
+    def sometimes(completions, **_):
         return [float(text < "5") if sum(map(ord, text)) % 7 == 0 else None for text in completions]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = make_trainer(tmp_path, sometimes, max_steps=12)
         trainer.train()
-    found = advised(trainer)
+    found = told_of(trainer.state.log_history)
     assert "steps without a reward" in found
     assert "dead groups" not in found
 
 
-def ended(trainer: Any, **settings: Any) -> list[str]:
-    """The lines of what a session explains after training."""
-    session = trl_replay.attach(trainer, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.train()
-    lines: list[str] = session.explain().splitlines()
-    return lines
+ONE_OF_THREE = {"learning_rate": 1e-5, "replay_start": 0}
 
 
-def test_a_limit_that_halves_replay_is_named_with_what_it_cost(tmp_path: Path) -> None:
+def test_a_limit_that_halves_replay_is_named_with_what_it_cost(tmp_path):
     """Two of three groups are dead: the one that was stored last fills one slot, those that were too old a second."""
-    script = [[LIVE, LIVE, LIVE], *[[DEAD, DEAD, LIVE]] * 39]
-    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=40, learning_rate=1e-5)
-    lines = ended(trainer, replay_max_age=1, replay_start=0)
+    rewards = [[LIVE, LIVE, LIVE], *[[DEAD, DEAD, LIVE]] * 39]
+    _, session = trained(tmp_path, Rewards(*rewards), max_steps=40, replay_max_age=1, **ONE_OF_THREE)
+    lines = session.explain().splitlines()
     assert "  38 x replay_max_age left a slot as it was that a stored group could have filled" in lines
     assert lines[-1].startswith(
         "what to change, by logged steps 31 to 40: A limit holds replay back: raise replay_max_age, or leave it out. "
         "(replay_max_age=1 left 38 of 78 slots as they were that could be filled"
     )
-    without = ended(make_trainer(tmp_path, Rewards(*script), max_steps=40, learning_rate=1e-5), replay_start=0)
-    assert without[-1].startswith("what to change: no rule names a fault")
+    _, session = trained(tmp_path, Rewards(*rewards), max_steps=40, **ONE_OF_THREE)
+    assert session.explain().splitlines()[-1].startswith("what to change: no rule names a fault")
 
 
 @pytest.mark.parametrize(
     ("settings", "limit", "left"),
     [({"replay_max_uses": 1}, "replay_max_uses", 17), ({"replay_max_fraction": 0.34}, "replay_max_fraction", 19)],
 )
-def test_other_limits_are_counted_alike(tmp_path: Path, settings: dict[str, Any], limit: str, left: int) -> None:
-    script = [[LIVE, LIVE, LIVE], *[[DEAD, DEAD, LIVE]] * 19]
-    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=20, learning_rate=1e-5)
-    told = "\n".join(ended(trainer, replay_start=0, **settings))
+def test_other_limits_are_counted_alike(tmp_path, settings, limit, left):
+    rewards = Rewards([LIVE, LIVE, LIVE], *[[DEAD, DEAD, LIVE]] * 19)
+    _, session = trained(tmp_path, rewards, max_steps=20, **ONE_OF_THREE, **settings)
+    told = session.explain()  # while there is its trainer
     assert f"  {left} x {limit} left a slot as it was" in told
     assert f"raise {limit}" in told
 
 
-def test_a_limit_that_cost_nothing_is_not_named(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, LIVE, LIVE], [DEAD, LIVE, LIVE]), max_steps=12, learning_rate=1e-5)
-    lines = ended(trainer, replay_max_age=2, replay_start=0)
-    assert not [line for line in lines if "replay_max_age" in line]
+def test_a_limit_that_cost_nothing_is_not_named(tmp_path):
+    rewards = Rewards([LIVE, LIVE, LIVE], [DEAD, LIVE, LIVE])
+    _, session = trained(tmp_path, rewards, max_steps=12, replay_max_age=2, **ONE_OF_THREE)
+    assert "replay_max_age" not in session.explain()
 
 
 @pytest.mark.parametrize("preset", ["sample_efficient", *METHODS])
-def test_a_run_with_a_preset_is_sold_no_other_settings(preset: str) -> None:
+def test_a_run_with_a_preset_is_sold_no_other_settings(preset):
     """By a log that shows whatever any rule goes by."""
     seen = {"replay/dead_fraction": 0.6, "replay/dead_fraction_after": 0.5, "replay/size": 16.0, "replay/ess": 0.3,
             "replay/replaced_fraction": 0.3, "replay/all_wrong_fraction": 0.6, "replay/stored": 4.0,
@@ -417,20 +407,20 @@ def test_a_run_with_a_preset_is_sold_no_other_settings(preset: str) -> None:
     assert of_caps({"replay_max_age": 9}, 9, {**settings, "replay_max_age": 1}) == []
 
 
-def test_no_rule_cites_a_task_or_a_number_of_it_and_no_healthy_run_is_sold_a_preset() -> None:
+def test_no_rule_cites_a_task_or_a_number_of_it_and_no_healthy_run_is_sold_a_preset():
     """Readers have not been shown our tasks, and most have larger models."""
     for rule in RULES:
         assert not re.search(r"lock|vault|grades|addition|topics|french|\d\.\d\d", rule.told({})), rule.name
     assert [rule.name for rule in RULES if "preset" in rule.told({})] == ["dead groups"]
 
 
-def test_the_outcome_and_a_fall_go_by_the_reward_that_counts(tmp_path: Path) -> None:
+def test_the_outcome_and_a_fall_go_by_the_reward_that_counts(tmp_path):
     """Accuracy falls to nothing while length makes up for it."""
     right = Rewards(*[[HALF] * 3] * 20, *[[DEAD] * 3] * 20)
     long = Rewards(*[[[0.0, 0.1, 0.2, 0.3]] * 3] * 20, *[[[0.6, 0.7, 0.8, 0.9]] * 3] * 20)
     right.__name__, long.__name__ = "accuracy", "length"
-    trainer = make_trainer(tmp_path, [right, long], max_steps=40)
-    lines = ended(trainer, replay_reward="accuracy", replay_dry_run=True)
+    trainer, session = trained(tmp_path, [right, long], max_steps=40, replay_reward="accuracy", replay_dry_run=True)
+    lines = session.explain().splitlines()
     assert lines[0].startswith("outcome: accuracy 0.5 → 0 over 480 completions, 40 updates")
     assert "The mean reward fell below half of its best" in lines[-1]
     assert str(outcome_of(trainer.state.log_history)).startswith("accuracy 0.5 → 0"), "the log alone names it"
@@ -439,7 +429,7 @@ def test_the_outcome_and_a_fall_go_by_the_reward_that_counts(tmp_path: Path) -> 
     assert str(outcome_of(plain)).startswith("reward 0.65 → 0.75 (accuracy 0.5 → 0; length 0.15 → 0.75) over")
 
 
-def test_a_reward_that_fell_is_told_where_no_rule_names_a_fault() -> None:
+def test_a_reward_that_fell_is_told_where_no_rule_names_a_fault():
     """Half of what a run that replay hurt logs: it rose, and slid back above where it began."""
     rewards = [0.1 + 0.008 * min(step, 50) - 0.004 * max(0, step - 50) for step in range(100)]
     log = [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from corrected import TOKEN_WEIGHTS
 from packaging.version import Version
+from scenarios import train
 from support import DEAD, HALF, LIVE, LOSSES, Rewards
 
 import trl_replay
@@ -80,24 +81,10 @@ def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path: Any, sam
         trl_replay.attach(trainer, replay_correction="per", replay_sampler=sampler)
 
 
-class Drawer:
-    @trl_replay.hookimpl
-    def trl_replay_sample(self, table: Any, count: int, context: Any) -> Any:
-        return list(range(count))
-
-
 def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path: Any) -> None:
-    trl_replay.register(Drawer(), "drawer")
-    try:
-        with pytest.raises(trl_replay.ConfigurationError, match="the plugin 'drawer' may draw in its place"):
-            trl_replay.attach(
-                make_trainer(tmp_path, Rewards(*SCRIPT)),
-                replay_correction="per",
-                replay_sampler="uniform",
-                replay_plugins=["drawer"],
-            )
-    finally:
-        trl_replay.unregister("drawer")
+    draws = {"sample": lambda table, count, context: list(range(count))}
+    with pytest.raises(trl_replay.ConfigurationError, match="the plugin 'mine' may draw in its place"):
+        train(tmp_path, *SCRIPT, hooks=draws, replay_correction="per", replay_sampler="uniform")
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,16 @@
 """Settings that can't be used with AsyncGRPOTrainer, and trainers of another shape: refused before training."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-from queued import Script, make_async_trainer, make_policy, samples_of, stand_in
+from queued import Script, all_live, make_async_trainer, stand_in
 
 import trl_replay
 from trl_replay import compat
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: Any) -> Any:
-    return make_policy(tmp_path_factory.mktemp("policy"))
-
-
 @pytest.fixture
-def trainer(policy: Any, tmp_path: Any, monkeypatch: Any) -> Any:
+def trainer(policy, tmp_path, monkeypatch):
     stand_in(monkeypatch)
-    return make_async_trainer(tmp_path, policy, Script(lambda number, _: samples_of(number, (1.0, 0.0, 0.0, 0.0))))
+    return make_async_trainer(tmp_path, policy, Script(all_live))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +36,7 @@ def trainer(policy: Any, tmp_path: Any, monkeypatch: Any) -> Any:
         ({"replay_reward": "nobody"}, r"replay_reward='nobody' names none"),
     ],
 )
-def test_a_setting_that_a_queue_can_not_do_is_refused(trainer: Any, settings: Any, says: str) -> None:
+def test_a_setting_that_a_queue_can_not_do_is_refused(trainer, settings, says):
     before = trainer.rollout_queue
     with pytest.raises(trl_replay.ReplayError, match=says):
         trl_replay.attach(trainer, **settings)
@@ -53,7 +44,7 @@ def test_a_setting_that_a_queue_can_not_do_is_refused(trainer: Any, settings: An
     trl_replay.attach(trainer)  # nothing is left of it
 
 
-def test_groups_without_log_probs_are_refused_before_training(trainer: Any) -> None:
+def test_groups_without_log_probs_are_refused_before_training(trainer):
     rows = [{"prompt": "1=", "completion": text, "reward": float(text == "2")} for text in "2345"]
     session = trl_replay.attach(trainer)
     with pytest.raises(trl_replay.ReplayError, match=r"have no log-probs.*session\.export\(\)"):
@@ -62,30 +53,29 @@ def test_groups_without_log_probs_are_refused_before_training(trainer: Any) -> N
 
 
 @pytest.mark.parametrize("hook", ["inputs", "advantages", "select", "mix", "correct", "plan"])
-def test_a_plugin_whose_hook_nothing_would_call_is_refused_by_name(trainer: Any, hook: str) -> None:
-    plugin = type("Plugin", (), {f"trl_replay_{hook}": trl_replay.hookimpl(lambda self: None)})()
-    trl_replay.register(plugin, f"hook_{hook}")
-    with pytest.raises(trl_replay.ReplayError, match=rf"the plugin 'hook_{hook}' has trl_replay_{hook}.*leave it out"):
-        trl_replay.attach(trainer, replay_plugins=[f"hook_{hook}"])
+def test_a_plugin_whose_hook_nothing_would_call_is_refused_by_name(trainer, plug, hook):
+    name = plug(type("Plugin", (), {f"trl_replay_{hook}": trl_replay.hookimpl(lambda self: None)})())
+    with pytest.raises(trl_replay.ReplayError, match=rf"the plugin '{name}' has trl_replay_{hook}.*leave it out"):
+        trl_replay.attach(trainer, replay_plugins=[name])
 
 
-def test_178_a_plugin_for_the_other_trainer_is_refused_before_its_own_check_reads_this_one(trainer: Any) -> None:
+def test_178_a_plugin_for_the_other_trainer_is_refused_before_its_own_check_reads_this_one(trainer, plug):
     """Whose settings it lacks: an AttributeError would name no remedy."""
 
     class Filters:
         @trl_replay.hookimpl
-        def trl_replay_preflight(self, trainer: Any, config: Any) -> list[str]:
+        def trl_replay_preflight(self, trainer, config):
             return [] if trainer.args.scale_rewards == "group" else ["it needs groups"]
 
         @trl_replay.hookimpl
-        def trl_replay_advantages(self, context: Any) -> None: ...
+        def trl_replay_advantages(self, context): ...
 
-    trl_replay.register(Filters(), "filters_groups")
-    with pytest.raises(trl_replay.ReplayError, match=r"'filters_groups' has trl_replay_advantages.*leave it out"):
-        trl_replay.attach(trainer, replay_plugins=["filters_groups"])
+    name = plug(Filters())
+    with pytest.raises(trl_replay.ReplayError, match=rf"'{name}' has trl_replay_advantages.*leave it out"):
+        trl_replay.attach(trainer, replay_plugins=[name])
 
 
-def test_a_trainer_of_another_shape_is_refused_with_its_release(trainer: Any, monkeypatch: Any) -> None:
+def test_a_trainer_of_another_shape_is_refused_with_its_release(trainer, monkeypatch):
     monkeypatch.delattr(trainer, "_trained_groups")
     with pytest.raises(trl_replay.ContractError, match=r"of TRL .* can't be attached to: .*_trained_groups"):
         trl_replay.attach(trainer)
@@ -96,7 +86,7 @@ def test_a_trainer_of_another_shape_is_refused_with_its_release(trainer: Any, mo
         trl_replay.attach(trainer)
 
 
-def test_a_release_that_was_not_tested_is_refused(trainer: Any, monkeypatch: Any) -> None:
+def test_a_release_that_was_not_tested_is_refused(trainer, monkeypatch):
     monkeypatch.setattr(compat, "version", lambda _: "1.15.0")
     with pytest.raises(trl_replay.ContractError, match=r"TRL 1\.15\.0 .* whose AsyncGRPOTrainer .*>=1\.16"):
         trl_replay.attach(trainer)
@@ -104,7 +94,7 @@ def test_a_release_that_was_not_tested_is_refused(trainer: Any, monkeypatch: Any
     trl_replay.attach(trainer)
 
 
-def test_attaching_twice_and_in_the_midst_of_training_are_refused(trainer: Any) -> None:
+def test_attaching_twice_and_in_the_midst_of_training_are_refused(trainer):
     trl_replay.attach(trainer)
     with pytest.raises(trl_replay.AttachError, match="attached to this trainer already"):
         trl_replay.attach(trainer)

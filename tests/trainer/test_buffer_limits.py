@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import DEAD, HALF, LIVE, Rewards, record, replayed
+from scenarios import train
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -25,13 +26,10 @@ def test_each_limit_holds_and_is_named_where_it_held_back(
     tmp_path: Any, settings: dict[str, Any], counts: list[int], left: int, words: str
 ) -> None:
     """Entries that will never be replayed again take no room."""
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=5)
-    session = trl_replay.attach(trainer, **settings)
-    steps = record(session)
-    trainer.train()
-    assert replayed(steps) == counts
-    assert len(session.buffer) == left
-    assert words in session.explain()
+    run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, DEAD, DEAD], max_steps=5, **settings)
+    assert run.replayed == counts
+    assert len(run.table) == left
+    assert words in run.session.explain()
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
@@ -58,10 +56,9 @@ def test_a_group_larger_than_all_the_bytes_is_refused_and_evicts_nobody(tmp_path
 
 
 def test_groups_whichever_limit_is_reached_first_evicts(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=4)
-    session = trl_replay.attach(trainer, replay_max_bytes="1GB", replay_buffer_size=3)
-    trainer.train()  # no warning: bytes were never the reason
-    assert len(session.buffer) == 3
+    """Warnings are errors: bytes were never the reason."""
+    run = train(tmp_path, [LIVE, HALF, DEAD], replay_max_bytes="1GB", replay_buffer_size=3)
+    assert len(run.table) == 3
 
 
 def test_a_buffer_that_fails_once_has_no_entry_without_payload(tmp_path: Any) -> None:
@@ -89,13 +86,16 @@ SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
 
 
 def test_numpy_numbers_and_a_huge_capacity_are_fine(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-    session = trl_replay.attach(
-        trainer, replay_buffer_size=10**14, replay_max_age=np.int64(3), replay_max_fraction=np.float32(0.5)
+    run = train(
+        tmp_path,
+        *SCRIPT,
+        max_steps=2,
+        replay_buffer_size=10**14,
+        replay_max_age=np.int64(3),
+        replay_max_fraction=np.float32(0.5),
     )
-    trainer.train()
-    assert session.buffer.capacity == 10**14
-    assert len(session.buffer) == 2
+    assert run.session.buffer.capacity == 10**14
+    assert len(run.table) == 2
 
 
 def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_path: Path) -> None:

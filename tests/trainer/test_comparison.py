@@ -1,13 +1,8 @@
 """`trl-replay report A B`: runs side by side, against numbers by hand, and as a page of real runs."""
 
-from __future__ import annotations
-
 import html
-import json
 import re
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +10,6 @@ from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay import ReplayError
-from trl_replay.cli import main
 from trl_replay.extras.report.comparison import comparison
 from trl_replay.extras.report.runs import Run, read_run
 from trl_replay.testing import make_trainer
@@ -25,7 +19,7 @@ SCRIPT = [[LIVE, HALF, LIVE], [DEAD, DEAD, LIVE]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: Any) -> Path:
+def runs(tmp_path_factory):
     """A folder with a stock run and one with replay."""
     folder = tmp_path_factory.mktemp("runs")
     for name in ("stock", "replay"):
@@ -37,17 +31,16 @@ def runs(tmp_path_factory: Any) -> Path:
     return folder
 
 
-def cells(text: str) -> list[list[str]]:
+def cells(text):
     """The rows of the table."""
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
     return [[html.unescape(cell) for cell in row] for row in rows if row]
 
 
-def test_two_runs_lie_side_by_side_and_one_seed_each_proves_nothing(runs: Path, capsys: Any) -> None:
+def test_two_runs_lie_side_by_side_and_one_seed_each_proves_nothing(runs, said):
     out = runs / "page" / "two.html"
-    given = [str(runs / "stock"), str(runs / "replay"), "--out", str(out), "--completions", "12", "--level", "0.08"]
-    assert main(["report", *given]) == 0
-    printed = capsys.readouterr().out
+    given = (runs / "stock", runs / "replay", "--out", out, "--completions", 12, "--level", 0.08)
+    printed = said("report", *given)
     assert str(out) in printed
     text = out.read_text()
     assert "This proves nothing yet" in text
@@ -68,7 +61,7 @@ def test_two_runs_lie_side_by_side_and_one_seed_each_proves_nothing(runs: Path, 
     assert "svg{width:100%;height:auto" in text
 
 
-def test_a_log_without_counts_of_completions_shows_none(runs: Path) -> None:
+def test_a_log_without_counts_of_completions_shows_none(runs):
     first, second = read_run(str(runs / "stock")), read_run(f"mine={runs / 'replay'}")
     assert second.label == "mine"
     rows = cells(comparison([first, second], level=0.08))
@@ -76,7 +69,7 @@ def test_a_log_without_counts_of_completions_shows_none(runs: Path) -> None:
     assert all(row[3] != "–" for row in rows), "both logs have seconds"
 
 
-def made_up(label: str, rewards: list[float], **more: list[float]) -> Run:
+def made_up(label, rewards, **more):
     log = [{"step": step, "reward": reward, "frac_reward_zero_std": 0.5} for step, reward in enumerate(rewards, 1)]
     for name, values in more.items():
         for entry, value in zip(log, values, strict=True):
@@ -84,7 +77,7 @@ def made_up(label: str, rewards: list[float], **more: list[float]) -> Run:
     return Run(label, log, 8)
 
 
-def test_where_a_reward_is_reached_by_hand() -> None:
+def test_where_a_reward_is_reached_by_hand():
     """Of 40 steps means over 4, crossed between two of them; 2 seconds an update."""
     run = made_up("a", [0.0] * 9 + [0.4] + [0.8] * 30, step_time=[2.0] * 40)
     assert run.final("reward") == pytest.approx(0.8)
@@ -93,7 +86,7 @@ def test_where_a_reward_is_reached_by_hand() -> None:
     assert run.reached("reward", 0.2) == [84, 10.5, 21]
 
 
-def test_three_seeds_a_label_are_enough_to_tell_a_difference() -> None:
+def test_three_seeds_a_label_are_enough_to_tell_a_difference():
     ends = {"a": (0.1, 0.2, 0.3), "b": (0.4, 0.6, 0.5)}
     runs = [made_up(label, [end] * 4) for label in ends for end in ends[label]]
     text = comparison(runs)
@@ -104,21 +97,20 @@ def test_three_seeds_a_label_are_enough_to_tell_a_difference() -> None:
 
 
 @pytest.mark.parametrize("label", ["<script>alert(1)</script>", "_hidden", "$x_1$ and $y", "ü"])
-def test_any_label_is_text(label: str) -> None:
+def test_any_label_is_text(label):
     text = comparison([made_up(label, [0.1, 0.2]), made_up("b", [0.1, 0.2])])
     assert "<script" not in text
     assert f" {label}" in [html.unescape(found) for found in re.findall(r">([^<]+)</text>", text)]
 
 
-def test_a_run_without_a_step_of_grpo_is_refused(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [{"loss": 1.0, "step": 1}]}))
+def test_a_run_without_a_step_of_grpo_is_refused(write_log, said):
+    path = write_log({"loss": 1.0})
     with pytest.raises(ReplayError, match="holds no step of GRPO"):
-        read_run(str(tmp_path))
-    assert main(["report", str(tmp_path), str(tmp_path)]) == 1
-    assert "nothing to compare" in capsys.readouterr().err
+        read_run(str(path))
+    assert "nothing to compare" in said("report", path, path, fails=True)
 
 
-def test_the_dead_groups_of_a_run_with_replay_are_those_that_replay_counts() -> None:
+def test_the_dead_groups_of_a_run_with_replay_are_those_that_replay_counts():
     """The sum of the rewards differs everywhere, the function that counts in half of the groups."""
     run = made_up("a", [0.1] * 4, **{"replay/dead_fraction": [0.5] * 4, "replay/dead_fraction_after": [0.25] * 4})
     run = run._replace(log=[{**entry, "frac_reward_zero_std": 0.0} for entry in run.log])
@@ -128,45 +120,38 @@ def test_the_dead_groups_of_a_run_with_replay_are_those_that_replay_counts() -> 
     ]
 
 
-def test_a_level_can_be_reached_where_rewards_are_negative() -> None:
+def test_a_level_can_be_reached_where_rewards_are_negative():
     rising = made_up("a", [-1.0, -0.9, -0.7, -0.5])
     text = comparison([rising, made_up("b", [-1.0, -0.9, -0.8, -0.7])])
     assert "To a reward of -0.75<" in text, "the lower end value: a mean over two of four steps"
     assert [row[2] for row in cells(text)] == ["3", "4"]
 
 
-def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path: Path, runs: Path) -> None:
+def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path, runs):
     folder = tmp_path / "lr=1e-5,beta=0"
     shutil.copytree(runs / "stock", folder)
     assert [read_run(given).label for given in (f"defaults={folder}", str(folder))] == ["defaults", folder.name]
 
 
-def test_runs_of_the_asynchronous_trainer_are_told(tmp_path: Path, capsys: Any) -> None:
+def test_runs_of_the_asynchronous_trainer_are_told(tmp_path, write_log, said):
     """It logs replay's share of dead groups, and none of its own."""
-    log = [{"step": step, "reward": 0.1, "replay/dead_fraction": 0.5, "replay/size": 4.0} for step in range(1, 9)]
-    (tmp_path / "log.json").write_text(json.dumps(log))
-    assert main(["report", str(tmp_path / "log.json")]) == 0
+    path = write_log({"reward": 0.1, "replay/dead_fraction": 0.5, "replay/size": 4.0}, 8)
+    said("report", path)
     assert "8 logged steps" in (tmp_path / "report.html").read_text()
-    given = [f"{label}={tmp_path / 'log.json'}" for label in "ab"]
-    assert main(["report", *given, "--out", str(tmp_path / "two.html")]) == 0
+    said("report", f"a={path}", f"b={path}", "--out", tmp_path / "two.html")
     assert cells((tmp_path / "two.html").read_text())[0][5:] == ["50.0%", "50.0%"]
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--completions", "0"], "--completions=0 can't be used: give a number of at least 1"),
-        (["--level", "nan"], "--level=nan can't be used: give a finite number"),
-        (["--reward", "style"], "has no reward 'style'. It has: reward, scripted. Name one of them"),
+        (["STOCK", "REPLAY", "--completions", "0"], "--completions=0 can't be used: give a number of at least 1"),
+        (["STOCK", "REPLAY", "--level", "nan"], "--level=nan can't be used: give a finite number"),
+        (["STOCK", "REPLAY", "--reward", "style"], "has no reward 'style'. It has: reward, scripted. Name one"),
+        (["STOCK", "--completions", "8"], "--completions is for several runs"),
+        (["label=STOCK"], "a label is for several runs"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_refused(runs: Path, given: list[str], words: str, capsys: Any) -> None:
-    assert main(["report", str(runs / "stock"), str(runs / "replay"), *given]) != 0
-    assert words in capsys.readouterr().err
-
-
-def test_options_for_several_runs_are_refused_for_one(runs: Path, capsys: Any) -> None:
-    assert main(["report", str(runs / "stock"), "--completions", "8"]) != 0
-    assert "--completions is for several runs" in capsys.readouterr().err
-    assert main(["report", f"label={runs / 'stock'}"]) != 0
-    assert "a label is for several runs" in capsys.readouterr().err
+def test_an_option_that_cannot_be_used_is_refused(runs, given, words, said):
+    folders = [word.replace("STOCK", str(runs / "stock")).replace("REPLAY", str(runs / "replay")) for word in given]
+    assert words in said("report", *folders, fails=True)

@@ -12,6 +12,7 @@ from generating import PROMPTS, Coins, rounds_of, watched
 from loss_by_hand import forward
 from releases import CLIPPED_RATIOS, SCORES_EVERY_TOKEN, since
 from replaying import build, replay
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, masked_rollout
 from tools import tool_tokenizer
 
@@ -69,9 +70,8 @@ class StandIn:
 def test_8_and_19_vllm_ratios_and_missing_log_probs_are_replayed_with_their_rows(
     tmp_path: Any, mode: str, lengths: list[int]
 ) -> None:
-    settings = {"vllm_importance_sampling_mode": mode, "max_completion_length": max(lengths), **CLIPPED_RATIOS}
-    trainer = build(tmp_path, Rewards(*SCRIPT), learning_rate=3e-2, **settings)
-    generation = StandIn(trainer, lengths)
+    trainer = sampled(tmp_path, mode, lengths=lengths, max_completion_length=max(lengths))
+    generation = trainer.vllm_generation
     session, watch = replay(trainer)
     assert generation.syncs > 0
     width = 1 if mode.startswith("sequence") else max(lengths)
@@ -86,11 +86,14 @@ def test_8_and_19_vllm_ratios_and_missing_log_probs_are_replayed_with_their_rows
     assert all(loss["loss"].isfinite() for loss in trainer.losses)
 
 
-def sampled(folder: Any, mode: str, *script: Any, **settings: Any) -> Any:
+LENGTHS = [5, 2, 4, 1, 3, 6, 2]
+
+
+def sampled(folder: Any, mode: str, *script: Any, lengths: Any = LENGTHS, rewards: Any = None, **settings: Any) -> Any:
     """A trainer with vLLM's correction in that mode."""
     settings = {"vllm_importance_sampling_mode": mode, "learning_rate": 3e-2, **CLIPPED_RATIOS, **settings}
-    trainer = build(folder, Rewards(*script or SCRIPT), **settings)
-    StandIn(trainer, [5, 2, 4, 1, 3])
+    trainer = build(folder, rewards or Rewards(*script or SCRIPT), **settings)
+    StandIn(trainer, lengths)
     return trainer
 
 
@@ -99,9 +102,7 @@ RATIO = "importance_sampling_ratio"
 
 @pytest.mark.parametrize("mode", MODES)
 def test_144_a_file_keeps_vllms_ratios(tmp_path: Any, mode: str) -> None:
-    trainer = sampled(tmp_path / "first", mode)
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
+    session = train(sampled(tmp_path / "first", mode)).session
     session.export(tmp_path / "groups.parquet")
     other = trl_replay.attach(sampled(tmp_path / "second", mode))
     assert other.add(tmp_path / "groups.parquet") == len(session.buffer)
@@ -142,14 +143,10 @@ def test_144_the_ratio_of_a_files_log_probs_is_the_trainers_own(tmp_path: Any, m
 
 def test_144_ratios_of_tokens_serve_no_mode_of_sequences(tmp_path: Any) -> None:
     """Of a run in another mode, the ratios are computed anew; without the sampler's log-probs they can't be."""
-    trainer = sampled(tmp_path / "first", "token_truncate")
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    session.export(tmp_path / "groups.parquet")
-    trainer = sampled(tmp_path / "second", "sequence_mask", *[[DEAD, DEAD, DEAD]] * 2)
-    session = trl_replay.attach(trainer, replay_start=0, replay_warm_start=str(tmp_path / "groups.parquet"))
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
+    first = train(sampled(tmp_path / "first", "token_truncate")).session
+    path = str(first.export(tmp_path / "groups.parquet"))
+    run = train(sampled(tmp_path / "second", "sequence_mask", [DEAD] * 3), replay_warm_start=path)
+    session = run.session
     assert all(session.buffer.load(serial).tensors[RATIO].shape == (4, 1) for serial in session.buffer)
     row = {
         "prompt": "1=",
@@ -163,34 +160,24 @@ def test_144_ratios_of_tokens_serve_no_mode_of_sequences(tmp_path: Any) -> None:
         session.add([{**row, "reward": float(number == 0)} for number in range(4)])
 
 
+SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+
+
 @pytest.mark.parametrize(("then", "now"), [("token_truncate", "sequence_mask"), ("sequence_mask", "token_truncate")])
 def test_143_a_checkpoint_with_ratios_of_another_shape_is_refused(tmp_path: Any, then: str, now: str) -> None:
-    saving = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    trainer = sampled(tmp_path, then, **saving)
-    trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    trainer = sampled(tmp_path, now, **{**saving, "max_steps": 4})
-    trl_replay.attach(trainer, replay_start=0)
+    train(sampled(tmp_path, then, **SAVING))
     with pytest.raises(trl_replay.MismatchError, match=f"vllm_importance_sampling_mode.*'{then}' and is '{now}'"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        train(sampled(tmp_path, now, **SAVING), resume=str(tmp_path / "checkpoint-2"))
 
 
 def test_143_a_checkpoint_with_ratios_of_the_same_shape_is_taken(tmp_path: Any) -> None:
-    saving = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    trainer = sampled(tmp_path, "token_truncate", **saving)
-    trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    trainer = sampled(tmp_path, "token_mask", *[[DEAD, DEAD, DEAD]] * 4, **{**saving, "max_steps": 4})
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert session.totals.counters["replaced"] > 0
+    train(sampled(tmp_path, "token_truncate", **SAVING))
+    train(sampled(tmp_path, "token_mask", [DEAD] * 3, **SAVING), resume=str(tmp_path / "checkpoint-2"))
 
 
 @pytest.mark.parametrize("loss_type", ["vespo", "grpo", "cispo"])
 def test_vllm_ratios_are_right_under_other_losses(tmp_path: Any, loss_type: str) -> None:
-    trainer = build(tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_mode="token_truncate", loss_type=loss_type)
-    StandIn(trainer, [5, 2, 4, 1, 3])
-    replay(trainer)
+    replay(sampled(tmp_path, "token_truncate", loss_type=loss_type))
 
 
 def test_15_and_19_the_off_policy_mask_takes_the_stored_sampling_log_probs(tmp_path: Any) -> None:
@@ -316,9 +303,8 @@ def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path: Any) -> 
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
 def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update(tmp_path: Any, mode: str) -> None:
     coins = Coins(0.5)
-    settings = {"vllm_importance_sampling_mode": mode, **CLIPPED_RATIOS}
-    trainer = build(tmp_path, coins, [{"prompt": prompt} for prompt in PROMPTS], learning_rate=3e-2, **settings)
-    generation = StandIn(trainer, [5, 2, 4, 1, 3, 6, 2])
+    trainer = sampled(tmp_path, mode, rewards=coins, rows=[{"prompt": prompt} for prompt in PROMPTS])
+    generation = trainer.vllm_generation
     _, session, watch = watched(trainer, coins, 2, replay_buffer_size=0)
     assert generation.syncs == len(watch.steps)
     assert session.totals.counters["refilled"] > 0
@@ -340,9 +326,8 @@ def test_environments_are_reset_for_every_round_and_their_tools_words_are_masked
 
 @pytest.mark.parametrize("mode", MODES)
 def test_vllms_ratios_are_drawn_with_their_rows_in_further_iterations(tmp_path: Any, mode: str) -> None:
-    settings = {"vllm_importance_sampling_mode": mode, **CLIPPED_RATIOS}
-    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=9, **settings)
-    generation = StandIn(trainer, [5, 2, 4, 1, 3, 6, 2])
+    trainer = sampled(tmp_path, mode, num_iterations=3, max_steps=9)
+    generation = trainer.vllm_generation
     session, _ = replay(trainer, replay_iterations="replay", replay_start=0)
     assert session.totals.counters["iterated"] > 4
     assert generation.syncs == 3, "once a generation"

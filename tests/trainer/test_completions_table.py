@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, record
 from transformers import TrainerCallback
 
@@ -129,10 +130,7 @@ def test_columns_that_reward_functions_log_stay_right(tmp_path: Path) -> None:
         log_extra("length", [len(text) for text in completions])
         return script(completions)
 
-    trainer = make_trainer(tmp_path, scripted, log_completions=True, max_steps=3)
-    session = trl_replay.attach(trainer)
-    steps = record(session)
-    trainer.train()
+    steps = train(tmp_path, rewards=scripted, log_completions=True, max_steps=3).steps
     found = table(tmp_path, 3)
     assert found["length"].tolist() == [len(text) for text in script.completions[2]]
     assert found[COLUMN].tolist() == replaced(steps[2][1])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import DEAD, HALF, LIVE, Rewards
-
-import trl_replay
-from trl_replay.testing import make_trainer
+from scenarios import train
+from support import DEAD, HALF, LIVE
 
 RIGHT = [1.0] * 4
 SCRIPT = ([LIVE, HALF, DEAD], [RIGHT, DEAD, LIVE], [DEAD, RIGHT, DEAD])
@@ -16,10 +14,8 @@ SCRIPT = ([LIVE, HALF, DEAD], [RIGHT, DEAD, LIVE], [DEAD, RIGHT, DEAD])
 
 def entries(folder: Any, every: int, **settings: Any) -> tuple[list[dict[str, float]], Any]:
     """The log of six batches."""
-    trainer = make_trainer(folder, Rewards(*SCRIPT), max_steps=6, logging_steps=every)
-    session = trl_replay.attach(trainer, replay_start=0, **settings)
-    trainer.train()
-    return [entry for entry in trainer.state.log_history if "replay/size" in entry], session
+    run = train(folder, *SCRIPT, max_steps=6, logging_steps=every, **settings)
+    return [entry for entry in run.trainer.state.log_history if "replay/size" in entry], run.session
 
 
 def test_what_stands_at_a_step_is_logged_as_it_stands(tmp_path: Any) -> None:

@@ -7,33 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
-import trl_replay
 from trl_replay import compat
 from trl_replay.testing import make_trainer
 
 
-def counted(trainer: Any) -> tuple[float, int]:
-    """Of the one batch that it trains on, the share of dead groups, and how many groups were stored."""
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    return session.metrics["replay/dead_fraction"], len(session.buffer)
+def counted(tmp_path: Any, script: Any, **settings: Any) -> tuple[float, int]:
+    """Of one batch, the share of dead groups, and how many groups were stored."""
+    run = train(tmp_path, script, replaced=0, max_steps=1, **settings)
+    return run.session.metrics["replay/dead_fraction"], len(run.table)
 
 
+NORMALIZED = {"multi_objective_aggregation": "normalize_then_sum"}
 RULES: list[tuple[dict[str, Any], list[list[float]], int]] = [
     ({}, [[0.7] * 8, [100.1] * 8, [0.7] * 7 + [0.6]], 1),
     ({"scale_rewards": "batch"}, [[0.7] * 8, [100.1] * 8, [100.1] * 7 + [100.0]], 1),
     ({"scale_rewards": "none"}, [[0.7] * 8, [100.1] * 8, [100.1] * 7 + [100.099]], 1),
     ({"scale_rewards": "none"}, [[1e-3] * 8, [0.0] * 8, [1e-5] + [0.0] * 7], 1),
-    *(
-        (
-            {"multi_objective_aggregation": "normalize_then_sum"},
-            [[scale, *[0.0] * 7], [scale] * 4 + [0.0] * 4, [0] * 8],
-            2,
-        )
-        for scale in (1e-5, 1e-2, 1e4)
-    ),
+    *((NORMALIZED, [[scale, *[0.0] * 7], [scale] * 4 + [0.0] * 4, [0] * 8], 2) for scale in (1e-5, 1e-2, 1e4)),
 ]
 """Settings, rewards, and how many groups are live."""
 
@@ -42,31 +35,26 @@ RULES: list[tuple[dict[str, Any], list[list[float]], int]] = [
 def test_20_deadness_is_per_group_and_tolerates_float_noise(
     tmp_path: Any, settings: dict[str, Any], rewards: Any, live: int
 ) -> None:
-    trainer = make_trainer(tmp_path, Rewards(rewards), max_steps=1, num_generations=8, **settings)
-    assert counted(trainer) == (pytest.approx(1 - live / 3), live)
+    assert counted(tmp_path, rewards, num_generations=8, **settings) == (pytest.approx(1 - live / 3), live)
 
 
 @pytest.mark.parametrize("level", [-6.0, -300.0, 2002.4])
 def test_112_a_function_that_pays_a_group_alike_keeps_no_group_from_being_live(tmp_path: Any, level: float) -> None:
     """A penalty on length, say, where all completions are as long as they may be."""
-    accuracy, length = Rewards([LIVE, DEAD, HALF]), Rewards([[level] * 4] * 3)
-    length.__name__ = "length"
-    trainer = make_trainer(tmp_path, [accuracy, length], max_steps=1, multi_objective_aggregation="normalize_then_sum")
-    assert counted(trainer) == (pytest.approx(1 / 3), 2)
+    both = [Rewards([LIVE, DEAD, HALF]), Rewards([[level] * 4] * 3, name="length")]
+    assert counted(tmp_path, None, rewards=both, **NORMALIZED) == (pytest.approx(1 / 3), 2)
 
 
 @pytest.mark.parametrize(("weights", "live"), [([1.0, 1.0], 1), ([1.0, 2.0], 3)])
 def test_20_with_normalize_then_sum_deadness_follows_the_advantages_and_not_the_sum(
     tmp_path: Any, weights: list[float], live: int
 ) -> None:
-    first = Rewards([[1, 0, 1, 0], [2, 0, 2, 0], DEAD, LIVE])
-    second = Rewards([[0, 3, 0, 3], [0, 1, 0, 1], DEAD, DEAD])
-    second.__name__ = "second"
-    trainer = make_trainer(
-        tmp_path, [first, second], prompts=["1=", "2=", "3=", "4="], max_steps=1, per_device_train_batch_size=16,
-        multi_objective_aggregation="normalize_then_sum", reward_weights=weights,
-    )  # fmt: skip
-    assert counted(trainer) == (1 - live / 4, live)
+    both = [
+        Rewards([[1, 0, 1, 0], [2, 0, 2, 0], DEAD, LIVE]),
+        Rewards([[0, 3, 0, 3], [0, 1, 0, 1], DEAD, DEAD], name="second"),
+    ]
+    settings = {"prompts": ["1=", "2=", "3=", "4="], "per_device_train_batch_size": 16, "reward_weights": weights}
+    assert counted(tmp_path, None, rewards=both, **settings, **NORMALIZED) == (1 - live / 4, live)
 
 
 class Shaped(Spy):
@@ -125,25 +113,15 @@ SHAPED: dict[str, tuple[Any, list[list[float]], list[bool]]] = {
 def test_41_shaped_advantages_that_are_equal_and_not_0_are_live_and_those_that_are_0_are_dead(
     tmp_path: Any, shape: Any, rewards: list[list[float]], live: list[bool]
 ) -> None:
-    trainer = make_trainer(tmp_path, Rewards(rewards), trainer_class=Shaped, max_steps=1)
-    trainer.shape = shape
-    assert counted(trainer) == (live.count(False) / 3, live.count(True))
+    trainer_class = type("Of", (Shaped,), {"shape": staticmethod(shape)})
+    assert counted(tmp_path, rewards, trainer_class=trainer_class) == (live.count(False) / 3, live.count(True))
 
 
 def test_162_a_plugin_that_gives_one_group_huge_advantages_leaves_the_others_live(tmp_path: Any) -> None:
-    class Huge:
-        @trl_replay.hookimpl
-        def trl_replay_advantages(self, groups: Any) -> Any:
-            return groups.advantages * np.where(np.arange(len(groups)) == 0, 1e8, 0.5)[:, None]
+    def huge(groups: Any) -> Any:
+        return groups.advantages * np.where(np.arange(len(groups)) == 0, 1e8, 0.5)[:, None]
 
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=1)
-    trl_replay.register(Huge(), "huge")
-    try:
-        session = trl_replay.attach(trainer, replay_plugins=["huge"])
-        trainer.train()
-    finally:
-        trl_replay.unregister("huge")
-    assert [session.totals.counters[name] for name in ("dead", "stored")] == [1, 2]
+    assert counted(tmp_path, [LIVE, HALF, DEAD], hooks={"advantages": huge}) == (1 / 3, 2)
 
 
 REWARDS = [
@@ -158,9 +136,7 @@ REWARDS = [
 def test_41_trls_rules_for_advantages_stand_in_compat_bit_for_bit(
     tmp_path: Any, aggregation: str, scale: str, several: bool
 ) -> None:
-    functions = [Rewards(rewards) for rewards in REWARDS[: 1 + several]]
-    for number, function in enumerate(functions):
-        function.__name__ = f"function{number}"
+    functions = [Rewards(rewards, name=f"function{number}") for number, rewards in enumerate(REWARDS[: 1 + several])]
     trainer = make_trainer(
         tmp_path, functions, trainer_class=Shaped, max_steps=1, multi_objective_aggregation=aggregation,
         scale_rewards=scale, reward_weights=[1.0, 0.3][: 1 + several],
@@ -174,11 +150,8 @@ def test_41_all_wrong_groups_are_dead_though_normalize_then_sum_gives_them_a_tin
     """Their advantages are -6e-9 in a batch with live groups, where the batch's mean is not exactly 0."""
     generator = np.random.default_rng(0)
     script = [[LIVE, [round(r, 1) for r in generator.random(4)], DEAD] for _ in range(20)]
-    trainer = make_trainer(
-        tmp_path, Rewards(*script), trainer_class=Spy, max_steps=20, multi_objective_aggregation="normalize_then_sum"
-    )
-    session = trl_replay.attach(trainer, replay_max_fraction=0.0)
-    trainer.train()
-    tiny = [float(batch["advantages"][8:].abs().max()) for batch in trainer.scored]
+    settings = {"trainer_class": Spy, "max_steps": 20, **NORMALIZED}
+    run = train(tmp_path, *script, replaced=0, replay_max_fraction=0.0, **settings)
+    tiny = [float(batch["advantages"][8:].abs().max()) for batch in run.trainer.scored]
     assert any(value > 0 for value in tiny), "the case is there"
-    assert session.totals.counters["dead"] == 20
+    assert run.counters["dead"] == 20

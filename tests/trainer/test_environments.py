@@ -12,7 +12,7 @@ from advantages_by_hand import mixed_advantages
 from datasets import Dataset
 from episodes import FORMS, OWN_REWARDS, TURNS, Episode, build
 from methods import INJECTED
-from replaying import Checked, Watch, check_batches, check_losses
+from replaying import Checked, Watch, check_batches, check_losses, watched
 from support import Spy, logged, weights_hash
 from tools import tool_tokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {"replay": {}, "mixing": INJECTED, "sampled": 
 def test_what_is_trained_is_right_by_hand(tmp_path: Any, form: str, way: str) -> None:
     trainer = build(tmp_path, form, max_steps=6, learning_rate=2e-2)
     session = trl_replay.attach(trainer, **{"replay_start": 0, **WAYS[way]})
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
+    watch = watched(trainer, session)
     weights = [1.0] * len(trainer.reward_funcs)
 
     def by_hand(step: int) -> torch.Tensor:
@@ -39,7 +39,6 @@ def test_what_is_trained_is_right_by_hand(tmp_path: Any, form: str, way: str) ->
         return mixed_advantages(watch, step, "auto", weights, "group", "sum_then_normalize")
 
     watch.advantages = by_hand if way == "mixing" else None
-    trainer.watch, trainer.compared = watch, []
     trainer.train()
     check_batches(watch)
     check_losses(trainer)
@@ -70,8 +69,7 @@ def test_the_pages_credit_of_turns_is_replayed_right(tmp_path: Any) -> None:
     credited = type("Credited", (Checked, defined["TurnCredit"]), {})
     trainer = build(tmp_path, "several turns with a tool", trainer_class=credited, max_steps=5)
     session = trl_replay.attach(trainer, replay_start=0)
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
-    trainer.watch, trainer.compared = watch, []
+    watch = watched(trainer, session)
     trainer.train()
     check_batches(watch)
     check_losses(trainer)
@@ -100,8 +98,7 @@ def test_a_rollout_that_failed_is_no_wrong_answer(tmp_path: Any, monkeypatch: An
     monkeypatch.setattr(Episode, "_score", staticmethod(failing))
     trainer = build(tmp_path, "reward and data of its own", max_steps=4)
     session = trl_replay.attach(trainer, replay_start=0)
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
-    trainer.watch, trainer.compared = watch, []
+    watch = watched(trainer, session)
     trainer.train()
     check_losses(trainer)
     fresh = watch.steps[0][0]["advantages"].tolist()

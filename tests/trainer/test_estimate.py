@@ -1,19 +1,14 @@
 """`trl-replay estimate`: what a run's log says about replay, against counts by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay import ReplayConfig, ReplayError
-from trl_replay.cli import main
 from trl_replay.extras.advice.rules import advise
 from trl_replay.extras.report.estimate import estimate
 from trl_replay.extras.report.log import read_log
@@ -25,7 +20,7 @@ SCRIPT = ([LIVE, DEAD, RIGHT], [DEAD, DEAD, HALF], [DEAD, RIGHT, DEAD], [LIVE, H
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A stock run of four steps."""
     folder = tmp_path_factory.mktemp("run")
     trainer = make_trainer(folder, Rewards(*SCRIPT), save_strategy="steps", save_steps=2)
@@ -34,13 +29,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_dead_share_is_that_of_the_log(run: Path) -> None:
+def test_the_dead_share_is_that_of_the_log(run):
     for source in (run, run / "trainer_state.json", run / "checkpoint-4"):
         found = estimate(source)
         assert found.dead == pytest.approx(2 / 3)
 
 
-def test_a_run_with_replay_is_judged_by_replays_own_shares(tmp_path: Path) -> None:
+def test_a_run_with_replay_is_judged_by_replays_own_shares(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     trl_replay.attach(trainer, replay_start=0)
     trainer.train()
@@ -52,14 +47,12 @@ def test_a_run_with_replay_is_judged_by_replays_own_shares(tmp_path: Path) -> No
     assert found.had_replay
 
 
-def test_a_run_that_had_replay_is_told_so(tmp_path: Path, capsys: Any) -> None:
-    log = {"log_history": [{"step": 1, "replay/dead_fraction": 0.5}]}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(log))
-    assert main(["estimate", str(tmp_path)]) == 0
-    assert "Replay was attached to this run already" in capsys.readouterr().out
+def test_a_run_that_had_replay_is_told_so(write_log, said):
+    told = said("estimate", write_log({"replay/dead_fraction": 0.5}))
+    assert "Replay was attached to this run already" in told
 
 
-def test_trls_own_log_bounds_all_wrong_and_all_right_where_rewards_are_0_and_1(run: Path, capsys: Any) -> None:
+def test_trls_own_log_bounds_all_wrong_and_all_right_where_rewards_are_0_and_1(run, said):
     """Mean rewards of 5, 2, 4, and 3 twelfths, of which live groups may hold up to 4, 4, 0, and 8."""
     found = estimate(run)
     least = [1 / 12, 0, 4 / 12, 0]
@@ -68,19 +61,17 @@ def test_trls_own_log_bounds_all_wrong_and_all_right_where_rewards_are_0_and_1(r
     assert found.all_right == pytest.approx(bounds)
     assert found.all_wrong == pytest.approx((2 / 3 - bounds[1], 2 / 3 - bounds[0]))
     assert bounds[0] <= 2 / 12 <= bounds[1], "what is so"
-    assert main(["estimate", str(run)]) == 0
-    printed = capsys.readouterr().out
+    printed = said("estimate", run)
+    assert "67%" in printed
+    assert "1 group in 3 " in printed
     assert "10% to 29%" in printed
     assert "rewards were 0 and 1 alone" in printed.replace("\n", " ")
 
 
 @pytest.mark.parametrize("deviation", [0.0, 0.3, 0.9])
-def test_rewards_that_are_not_0_and_1_are_not_told_apart(tmp_path: Path, capsys: Any, deviation: float) -> None:
-    log = {"log_history": [{"step": 1, "frac_reward_zero_std": 0.5, "reward": 0.4,
-                            "rewards/grade/mean": 0.4, "rewards/grade/std": deviation}]}  # fmt: skip
-    (tmp_path / "trainer_state.json").write_text(json.dumps(log))
-    assert main(["estimate", str(tmp_path)]) == 0
-    assert "not told" in capsys.readouterr().out
+def test_rewards_that_are_not_0_and_1_are_not_told_apart(write_log, said, deviation):
+    grades = {"reward": 0.4, "rewards/grade/mean": 0.4, "rewards/grade/std": deviation}
+    assert "not told" in said("estimate", write_log({"frac_reward_zero_std": 0.5, **grades}))
 
 
 @pytest.mark.parametrize(
@@ -96,19 +87,14 @@ def test_rewards_that_are_not_0_and_1_are_not_told_apart(tmp_path: Path, capsys:
         (0.9, -1.0, "Nearly all groups are dead"),
     ],
 )
-def test_the_advice_goes_by_the_dead_share_and_the_reward(
-    tmp_path: Path, dead: float, reward: float, words: str
-) -> None:
+def test_the_advice_goes_by_the_dead_share_and_the_reward(write_log, dead, reward, words):
     of_function = {"rewards/right/mean": reward, "rewards/right/std": abs(reward * (1 - reward)) ** 0.5}
-    entry = {"frac_reward_zero_std": dead, "reward": reward, **of_function}
-    history = [{"step": step, **entry} for step in range(1, 9)]
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-    (advice,) = estimate(tmp_path).advice
+    (advice,) = estimate(write_log({"frac_reward_zero_std": dead, "reward": reward, **of_function}, 8)).advice
     assert advice.change.startswith(words)
 
 
 @pytest.mark.parametrize("ending", ["json", "jsonl", "csv"])
-def test_a_file_of_metrics_is_read_where_no_checkpoint_was_saved(tmp_path: Path, ending: str) -> None:
+def test_a_file_of_metrics_is_read_where_no_checkpoint_was_saved(tmp_path, ending):
     entries = [{"train/global_step": step, "train/frac_reward_zero_std": 0.5, "other": ""} for step in range(1, 9)]
     lines = [",".join(entries[0]), *[",".join(map(str, entry.values())) for entry in entries]]
     texts = {"json": json.dumps(entries), "jsonl": "\n".join(map(json.dumps, entries)), "csv": "\n".join(lines)}
@@ -119,7 +105,7 @@ def test_a_file_of_metrics_is_read_where_no_checkpoint_was_saved(tmp_path: Path,
     assert [advice.change[:12] for advice in found.advice] == ["Fewer groups"]
 
 
-def test_where_there_is_no_log_it_is_said_how_to_make_one(tmp_path: Path) -> None:
+def test_where_there_is_no_log_it_is_said_how_to_make_one(tmp_path):
     (tmp_path / "log.csv").write_text("loss\n1\n")
     for path in (tmp_path, tmp_path / "log.csv"):
         with pytest.raises(ReplayError, match=r"json\.dump\(trainer\.state\.log_history"):
@@ -130,11 +116,9 @@ def test_where_there_is_no_log_it_is_said_how_to_make_one(tmp_path: Path) -> Non
     ("dead", "words"),
     [(1.0, "no group"), (14 / 15, "1 group in 15"), (0.996, "1 group in 250"), (0.25, "75% of the groups")],
 )
-def test_it_is_said_how_many_groups_have_a_gradient(tmp_path: Path, dead: float, words: str, capsys: Any) -> None:
-    log = {"log_history": [{"step": 1, "frac_reward_zero_std": dead}]}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(log))
-    assert main(["estimate", str(tmp_path)]) == 0
-    assert re.search(rf"with a gradient │ {words} ", capsys.readouterr().out)
+def test_it_is_said_how_many_groups_have_a_gradient(write_log, said, dead, words):
+    told = said("estimate", write_log({"frac_reward_zero_std": dead}))
+    assert re.search(rf"with a gradient │ {words} ", told)
 
 
 @pytest.mark.parametrize(
@@ -147,81 +131,64 @@ def test_it_is_said_how_many_groups_have_a_gradient(tmp_path: Path, dead: float,
         ('{"log_history": [{"frac_reward_zero_std": "x", "step": 1}]}', "was never logged"),
     ],
 )
-def test_what_is_no_log_of_grpo_is_refused_in_words(tmp_path: Path, content: str | None, words: str) -> None:
+def test_what_is_no_log_of_grpo_is_refused_in_words(tmp_path, said, content, words):
     if content is not None:
         (tmp_path / "trainer_state.json").write_text(content)
-    with pytest.raises(ReplayError, match=words):
-        estimate(tmp_path)
+    assert words in " ".join(said("estimate", tmp_path, fails=True).split())
 
 
-def test_the_command_prints_a_table(run: Path, capsys: Any) -> None:
-    assert main(["estimate", str(run)]) == 0
-    printed = capsys.readouterr().out
-    assert "67%" in printed
-    assert "1 group in 3 " in printed
-
-
-def test_the_command_says_what_it_can_not_read(tmp_path: Path, capsys: Any) -> None:
-    assert main(["estimate", str(tmp_path)]) == 1
-    assert "holds neither trainer_state.json" in capsys.readouterr().err
-
-
-def test_87_a_stock_run_is_told_where_its_log_cannot_count_dead_groups(tmp_path: Path, capsys: Any) -> None:
+def test_87_a_stock_run_is_told_where_its_log_cannot_count_dead_groups(tmp_path, said):
     """Two of three groups are dead, and TRL logs 0."""
     trainer = make_trainer(
         tmp_path, Rewards([LIVE, DEAD, DEAD]), scale_rewards="batch", max_steps=9, save_strategy="steps", save_steps=9
     )
     trainer.train()
     assert estimate(tmp_path).dead < 0.1
-    assert main(["estimate", str(tmp_path)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    told = " ".join(said("estimate", tmp_path).split())
     assert "With scale_rewards='batch'" in told
     assert "run with replay_dry_run=True, which does" in told
 
 
 @pytest.mark.parametrize("odd", [float("nan"), None, "x"])
 @pytest.mark.parametrize("name", ["frac_reward_zero_std", "replay/dead_fraction", "replay/all_right_fraction"])
-def test_a_log_that_ends_in_values_that_are_no_numbers_is_estimated(tmp_path: Path, name: str, odd: Any) -> None:
-    entries = [{"step": step, "frac_reward_zero_std": 0.5, "reward": 0.1} for step in range(1, 13)]
-    log = [
-        *entries,
-        *[{"step": step, "frac_reward_zero_std": 0.5, "reward": 0.1, name: odd} for step in range(13, 25)],
-    ]
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
-    assert estimate(tmp_path).dead == 0.5
+def test_a_log_that_ends_in_values_that_are_no_numbers_is_estimated(write_log, name, odd):
+    values = {"frac_reward_zero_std": 0.5, "reward": 0.1}
+    entries = [{"step": step, **values} for step in range(1, 13)]
+    assert estimate(write_log({**values, name: odd}, 12, entries)).dead == 0.5
 
 
-def test_106_empty_cells_of_a_table_are_no_values(tmp_path: Path, capsys: Any) -> None:
+def test_106_empty_cells_of_a_table_are_no_values(tmp_path, write_log, said):
     """Of a run that was paused for a step, and of one whose exact share is missing."""
     names = ["step", "frac_reward_zero_std", "reward", "replay/dead_fraction", "replay/stored", "replay/rollouts"]
     lines = [",".join(names), *(f"{step},0.5,0.25,0.5,2,{12 * step}" for step in range(1, 37))]
     lines += [f"{step},0.5,0.25,,," for step in range(37, 41)]
     (tmp_path / "log.csv").write_text("\n".join(lines))
     assert estimate(tmp_path / "log.csv").dead == 0.5
-    assert main(["report", str(tmp_path / "log.csv"), "--out", str(tmp_path / "page.html")]) == 0
-    texts = [{"step": step, "frac_reward_zero_std": 0.5, "replay/stored": "x", "reward": 0.1} for step in range(1, 41)]
-    (tmp_path / "log.json").write_text(json.dumps(texts))
-    assert estimate(tmp_path / "log.json").dead == 0.5
+    said("report", tmp_path / "log.csv", "--out", tmp_path / "page.html")
+    assert estimate(write_log({"frac_reward_zero_std": 0.5, "replay/stored": "x", "reward": 0.1}, 40)).dead == 0.5
 
 
-def test_groups_that_are_solved_count_as_none_that_fail_where_their_highest_reward_is_known(tmp_path: Path) -> None:
-    known = {"step": 1, "frac_reward_zero_std": 0.9, "replay/dead_fraction": 0.9, "reward": 4.5}
-    log = [{**known, "step": step, "replay/highest_fraction": 0.4} for step in range(1, 13)]
+@pytest.mark.parametrize(
+    ("dead", "values", "words"),
+    [
+        (0.9, {"reward": 4.5, "replay/highest_fraction": 0.4}, "Fewer groups fail than"),
+        (0.9, {"reward": 4.5, "replay/highest_fraction": 0.0}, "Nearly all groups fail"),
+        # of 12 groups, 11 are dead and fail, and the live one passes whole: it is no dead group that succeeds
+        (
+            11 / 12,
+            {"reward": 1.0, "replay/lowest_fraction": 11 / 12, "replay/all_right_fraction": 1 / 12},
+            "Nearly all groups fail",
+        ),
+    ],
+)
+def test_dead_groups_count_as_failing_by_what_is_known_of_their_highest_and_lowest_rewards(dead, values, words):
+    shares = {"frac_reward_zero_std": dead, "replay/dead_fraction": dead}
+    log = [{"step": step, **shares, **values} for step in range(1, 13)]
     settings = {**ReplayConfig().to_dict(), "replay_dry_run": True}
-    assert [each.change[:22] for each in advise(log, settings)[1]] == ["Fewer groups fail than"]
-    log = [{**entry, "replay/highest_fraction": 0.0} for entry in log]
-    assert [each.change[:22] for each in advise(log, settings)[1]] == ["Nearly all groups fail"]
+    assert [each.change[:22] for each in advise(log, settings)[1]] == [words]
 
 
-def test_where_all_dead_groups_are_at_the_lowest_reward_none_is_taken_for_solved(tmp_path: Path) -> None:
-    """Of 12 groups, 11 are dead and fail, and the live one passes whole: it is no dead group that succeeds."""
-    logged = {"replay/dead_fraction": 11 / 12, "replay/lowest_fraction": 11 / 12, "replay/all_right_fraction": 1 / 12}
-    log = [{"step": step, "frac_reward_zero_std": 11 / 12, "reward": 1.0, **logged} for step in range(1, 13)]
-    settings = {**ReplayConfig().to_dict(), "replay_dry_run": True}
-    assert [each.change[:22] for each in advise(log, settings)[1]] == ["Nearly all groups fail"]
-
-
-def test_the_log_that_goes_further_is_read(tmp_path: Path) -> None:
+def test_the_log_that_goes_further_is_read(tmp_path):
     """Where `save_state` was called once, and training went on to a checkpoint."""
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
     trainer.train()
@@ -232,7 +199,7 @@ def test_the_log_that_goes_further_is_read(tmp_path: Path) -> None:
     assert estimate(tmp_path).dead == pytest.approx(2 / 3)
 
 
-def test_settings_are_found_beside_a_trainers_state_and_where_none_are_it_is_said(tmp_path: Path) -> None:
+def test_settings_are_found_beside_a_trainers_state_and_where_none_are_it_is_said(tmp_path):
     run = tmp_path / "run"
     trainer = make_trainer(run, Rewards([LIVE, DEAD, DEAD]), max_steps=16, save_strategy="steps", save_steps=16)
     trl_replay.attach(trainer, replay_correction="none", replay_start=0)
@@ -247,7 +214,7 @@ def test_settings_are_found_beside_a_trainers_state_and_where_none_are_it_is_sai
     assert default in found.about
 
 
-def test_a_log_is_estimated_though_the_buffer_beside_it_is_damaged(tmp_path: Path) -> None:
+def test_a_log_is_estimated_though_the_buffer_beside_it_is_damaged(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4, save_strategy="steps", save_steps=4)
     trl_replay.attach(trainer, replay_start=0)
     trainer.train()
@@ -267,12 +234,12 @@ def test_a_log_is_estimated_though_the_buffer_beside_it_is_damaged(tmp_path: Pat
         ("log.jsonl", '{"step": 1, "frac_reward_zero_std": 0.5}\n{"step": 2, "frac_re'),  # of a run that was killed
     ],
 )
-def test_logs_are_read_as_users_have_them(tmp_path: Path, name: str, text: str) -> None:
+def test_logs_are_read_as_users_have_them(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert estimate(tmp_path / name).dead == 0.5
 
 
-def chart(*runs: str) -> str:
+def chart(*runs):
     """A chart of W&B as CSV."""
     names = [f"{run} - train/frac_reward_zero_std{ending}" for run in runs for ending in ("", "__MIN", "__MAX")]
     return "\n".join([",".join(["train/global_step", *names]), *(f"{step}" + ",0.5" * len(names) for step in (1, 2))])
@@ -284,9 +251,7 @@ SWIFT = {"loss": 0.0, "frac_reward_zero_std": 0.5, "global_step/max_steps": "9/5
 @pytest.mark.parametrize(
     ("name", "text", "step"), [("chart.csv", chart("a - b"), 2), ("logging.jsonl", json.dumps(SWIFT), 9)]
 )
-def test_170_charts_of_a_tracker_and_logs_of_ms_swift_are_read(
-    tmp_path: Path, name: str, text: str, step: int
-) -> None:
+def test_170_charts_of_a_tracker_and_logs_of_ms_swift_are_read(tmp_path, name, text, step):
     (tmp_path / name).write_text(text)
     assert estimate(tmp_path / name).dead == 0.5
     assert read_log(tmp_path / name)[-1]["step"] == step
@@ -300,7 +265,7 @@ def test_170_charts_of_a_tracker_and_logs_of_ms_swift_are_read(
         ("log.jsonl", '{"epoch": 1, "frac_reward_zero_std": 0.5}', "no step of its shares.*name the column 'step'"),
     ],
 )
-def test_170_what_a_log_lacks_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_170_what_a_log_lacks_is_named(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     with pytest.raises(ReplayError, match=words):
         estimate(tmp_path / name)
@@ -320,24 +285,20 @@ def test_170_what_a_log_lacks_is_named(tmp_path: Path, name: str, text: str, wor
         (2, 0.85, "Of two completions"),
     ],
 )
-def test_170_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(
-    tmp_path: Path, size: int | None, dead: float, words: str, capsys: Any
-) -> None:
+def test_170_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(write_log, said, size, dead, words):
     """At a pass rate of 8 %, 85 % are dead at 2 completions, and 51 % at 8."""
     rewards = {"reward": 0.001, "rewards/right/mean": 0.001, "rewards/right/std": 0.000999**0.5}
-    log = [{"step": step, "frac_reward_zero_std": dead, **rewards} for step in range(1, 9)]
-    (tmp_path / "log.json").write_text(json.dumps(log))
-    found = estimate(tmp_path / "log.json", size)
+    path = write_log({"frac_reward_zero_std": dead, **rewards}, 8)
+    found = estimate(path, size)
     assert found.advice[0].change.startswith(words)
     if size == 2:
         rest = "Nearly all groups fail" if dead > 0.96 else "Fewer groups fail"
         assert [advice.change[: len(rest)] for advice in found.advice[1:]] == [rest]
     given = [] if size is None else ["--num_generations", str(size)]
-    assert main(["estimate", str(tmp_path / "log.json"), *given]) == 0
-    assert ("Groups are taken for 8 completions each" in capsys.readouterr().out) == (size is None)
+    assert ("Groups are taken for 8 completions each" in said("estimate", path, *given)) == (size is None)
 
 
-def test_170_a_checkpoint_and_a_session_know_how_many_completions_a_group_has(tmp_path: Path) -> None:
+def test_170_a_checkpoint_and_a_session_know_how_many_completions_a_group_has(tmp_path, said):
     rewards = Rewards([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
     sizes = {"num_generations": 2, "per_device_train_batch_size": 6}
     trainer = make_trainer(tmp_path, rewards, max_steps=12, save_strategy="steps", save_steps=12, **sizes)
@@ -348,18 +309,16 @@ def test_170_a_checkpoint_and_a_session_know_how_many_completions_a_group_has(tm
     assert found.advice[0].change.startswith("Of two completions")
     advice = session.explain().partition("what to change")[2].splitlines()
     assert "Of two completions" in advice[0]
-    assert main(["estimate", str(tmp_path), "--num_generations", "1"]) != 0
+    said("estimate", tmp_path, "--num_generations", 1, fails=True)
 
 
-def test_too_short_a_log_is_not_told_that_there_is_nothing_to_change(tmp_path: Path, capsys: Any) -> None:
-    log = [{"step": 10 * step, "frac_reward_zero_std": 0.996, "reward": 0.1} for step in range(1, 8)]
-    (tmp_path / "log.json").write_text(json.dumps(log))
-    assert main(["estimate", str(tmp_path / "log.json")]) == 0
-    told = capsys.readouterr().out
+def test_too_short_a_log_is_not_told_that_there_is_nothing_to_change(tmp_path, write_log, said):
+    path = write_log({"frac_reward_zero_std": 0.996, "reward": 0.1}, 7)
+    told = said("estimate", path)
     assert "Nothing to change" not in told
     assert "oo early to tell (fewer than 8 steps were logged)" in told
     assert "99.6%" in told, "not 100 %, and 250 times the live groups"
-    assert main(["report", str(tmp_path / "log.json")]) == 0
+    said("report", path)
     page = (tmp_path / "report.html").read_text()
     assert "oo early to tell (fewer than 8 steps were logged)" in page
     assert "Nothing, as far as" not in page

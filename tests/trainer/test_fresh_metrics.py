@@ -10,11 +10,13 @@ from unittest import mock
 import pytest
 import torch
 from releases import since
-from support import DEAD, HALF, LIVE, Rewards, Spy, logged
+from scenarios import train
+from support import DEAD, HALF, LIVE, Spy
 from teacher import TEACHER
 
 import trl_replay
-from trl_replay.testing import make_trainer
+
+SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD])
 
 
 class Told(Spy):
@@ -42,10 +44,8 @@ def fresh_tokens(loss: dict[str, Any]) -> Any:
 
 
 def test_25_the_log_tells_generated_and_trained_apart(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD] * 3), max_steps=2)
-    trl_replay.attach(trainer)
-    trainer.train()
-    last = [entry for entry in trainer.state.log_history if "replay/size" in entry][-1]
+    run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD] * 3, max_steps=2)
+    last = [entry for entry in run.trainer.state.log_history if "replay/size" in entry][-1]
     assert last["frac_reward_zero_std"] == 1.0, "stock's keys describe what was generated"
     assert last["reward"] == 0.0
     assert last["replay/dead_fraction"] == 1.0
@@ -60,14 +60,11 @@ def test_25_the_log_tells_generated_and_trained_apart(tmp_path: Any) -> None:
 @pytest.mark.parametrize("loss", ["grpo", "cispo", "sapo"])
 def test_49_what_the_loss_computes_is_logged_of_fresh_rows_alone(tmp_path: Any, loss: str, level: str) -> None:
     """With two iterations a fresh row's ratio is not 1 in the second, so that there is something to clip."""
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), trainer_class=Told, max_steps=4, num_iterations=2,
-        beta=0.1, epsilon=0.01, epsilon_high=1.02 if loss == "cispo" else 0.01, loss_type=loss,
-        importance_sampling_level=level, learning_rate=2e-2,
+    run = train(
+        tmp_path, *SCRIPT, replaced=2, trainer_class=Told, num_iterations=2, beta=0.1, epsilon=0.01, loss_type=loss,
+        epsilon_high=1.02 if loss == "cispo" else 0.01, importance_sampling_level=level, learning_rate=2e-2,
     )  # fmt: skip
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] == 2
+    trainer = run.trainer
     expected: dict[str, list[float]] = {"entropy": [], "kl": [], "clip_ratio": []}
     for seen in trainer.losses:
         inputs, new, mask = seen["inputs"], seen["logps"], fresh_tokens(seen)
@@ -85,28 +82,19 @@ def test_49_what_the_loss_computes_is_logged_of_fresh_rows_alone(tmp_path: Any, 
         expected["clip_ratio"].append(float(chosen.float().mean()))
     for name, values in expected.items():
         if name == "clip_ratio" and loss == "sapo":
-            assert logged(trainer, "replay/fresh_clip_ratio") == []
+            assert run.logged("replay/fresh_clip_ratio") == []
             continue
-        assert logged(trainer, f"replay/fresh_{name}") == pytest.approx(values, rel=1e-4, abs=1e-6), name
+        assert run.logged(f"replay/fresh_{name}") == pytest.approx(values, rel=1e-4, abs=1e-6), name
     assert max(expected["clip_ratio"]) > 0
 
 
 def test_49_with_nothing_replayed_they_are_trls_own(tmp_path: Any) -> None:
-    trainer = make_trainer(
-        tmp_path,
-        Rewards([LIVE, HALF, DEAD]),
-        max_steps=4,
-        num_iterations=2,
-        beta=0.1,
-        epsilon=0.01,
-        learning_rate=2e-2,
-    )
-    trl_replay.attach(trainer, replay_dry_run=True)
-    trainer.train()
+    settings = {"num_iterations": 2, "beta": 0.1, "epsilon": 0.01, "learning_rate": 2e-2}
+    run = train(tmp_path, [LIVE, HALF, DEAD], replay_dry_run=True, **settings)
     names = {"fresh_entropy": "entropy", "fresh_kl": "kl", "fresh_clip_ratio": "clip_ratio/region_mean"}
     for ours, theirs in names.items():
-        assert logged(trainer, f"replay/{ours}") == pytest.approx(logged(trainer, theirs), rel=1e-4, abs=1e-6)
-        assert len(logged(trainer, theirs)) == 4
+        assert run.logged(f"replay/{ours}") == pytest.approx(run.logged(theirs), rel=1e-4, abs=1e-6)
+        assert len(run.logged(theirs)) == 4
 
 
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 3.0, "entropy_coef_delta": 0.01}
@@ -118,13 +106,8 @@ ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 3.0, "entropy_coef_d
 def test_49_the_adaptive_entropy_bonus_goes_by_fresh_rows_alone(
     tmp_path: Any, layout: dict[str, Any], quantile: float
 ) -> None:
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), trainer_class=Told, max_steps=3, learning_rate=5e-2,
-        top_entropy_quantile=quantile, **ADAPTIVE, **layout,
-    )  # fmt: skip
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] == 4
+    settings = {"replaced": 4, "max_steps": 3, "learning_rate": 5e-2, **ADAPTIVE, **layout}
+    trainer = train(tmp_path, *SCRIPT, trainer_class=Told, top_entropy_quantile=quantile, **settings).trainer
     windows = len(trainer.losses) // 3
     for number in range(3):
         losses = trainer.losses[number * windows : (number + 1) * windows]
@@ -144,11 +127,8 @@ def test_49_the_adaptive_entropy_bonus_goes_by_fresh_rows_alone(
 
 @since("1.8.0", "the adaptive entropy bonus")
 def test_49_with_replayed_rows_alone_the_adaptive_entropy_bonus_keeps_its_last_reading(tmp_path: Any) -> None:
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), trainer_class=Told, max_steps=3, learning_rate=5e-2, **ADAPTIVE
-    )
-    trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
+    settings = {"trainer_class": Told, "max_steps": 3, "learning_rate": 5e-2, **ADAPTIVE}
+    trainer = train(tmp_path, [LIVE] * 3, [DEAD] * 3, **settings).trainer
     assert trainer.controlled[1:] == pytest.approx([trainer.controlled[0]] * 2, rel=1e-4)
     entropies = [float(seen["entropies"].mean()) for seen in trainer.losses]
     assert abs(entropies[2] - entropies[0]) > 1e-3, "the policy's entropy has changed since"
@@ -157,17 +137,15 @@ def test_49_with_replayed_rows_alone_the_adaptive_entropy_bonus_keeps_its_last_r
 @since("1.8.0", "the adaptive entropy bonus")
 def test_103_a_first_window_of_replayed_rows_alone_counts_with_their_own_entropy(tmp_path: Any) -> None:
     """TRL begins with an infinite last reading: taken for a mean, it turns the bonus off for good."""
-    trainer = make_trainer(
-        tmp_path, Rewards([DEAD] * 3), trainer_class=Told, max_steps=3, steps_per_generation=1,
-        gradient_accumulation_steps=2, **{**ADAPTIVE, "entropy_target": 100.0},
+    run = train(
+        tmp_path, [DEAD] * 3, trainer_class=Told, max_steps=3, steps_per_generation=1, gradient_accumulation_steps=2,
+        file=[{**row, "prompt": prompt} for prompt in ("1=", "2=", "3=", "4=") for row in TEACHER[:4]],
+        **{**ADAPTIVE, "entropy_target": 100.0},
     )  # fmt: skip
-    session = trl_replay.attach(trainer, replay_buffer_size=64)
-    session.add([{**row, "prompt": prompt} for prompt in ("1=", "2=", "3=", "4=") for row in TEACHER[:4]])
-    trainer.train()
-    assert session.totals.counters["replaced"] > 6
-    read = trainer.controlled[1::2]
+    assert run.counters["replaced"] > 6
+    read = run.trainer.controlled[1::2]
     assert all(0.0 < value < 10.0 for value in read), read
-    assert trainer.entropy_coef == pytest.approx(3 * ADAPTIVE["entropy_coef_delta"])
+    assert run.trainer.entropy_coef == pytest.approx(3 * ADAPTIVE["entropy_coef_delta"])
 
 
 @since("1.8.0", "the entropy bonus")
@@ -180,14 +158,9 @@ def test_104_the_quantile_of_entropies_is_taken_once_a_loss(tmp_path: Any) -> No
             taken.append(len(self.losses))
             return super().get_high_entropy_mask(*args)
 
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), trainer_class=Counts, max_steps=3,
-        top_entropy_quantile=0.5, **ADAPTIVE,
-    )  # fmt: skip
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] == 4
-    assert len(taken) == len(set(taken)) == len(trainer.losses)
+    settings = {"replaced": 4, "max_steps": 3, "top_entropy_quantile": 0.5, **ADAPTIVE}
+    run = train(tmp_path, *SCRIPT, trainer_class=Counts, **settings)
+    assert len(taken) == len(set(taken)) == len(run.trainer.losses)
 
 
 @since("1.8.0", "the entropy bonus")
@@ -197,12 +170,9 @@ def test_104_a_loss_that_chooses_no_tokens_by_their_entropy_is_refused(tmp_path:
             with mock.patch.object(self, "top_entropy_quantile", 1.0):
                 return super()._compute_loss(model, inputs)
 
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE] * 3), trainer_class=Forgets, max_steps=1, top_entropy_quantile=0.5, entropy_coef=0.1
-    )
-    trl_replay.attach(trainer)
+    settings = {"trainer_class": Forgets, "max_steps": 1, "top_entropy_quantile": 0.5, "entropy_coef": 0.1}
     with pytest.raises(trl_replay.SeamError, match="never called get_high_entropy_mask"):
-        trainer.train()
+        train(tmp_path, [LIVE] * 3, **settings)
 
 
 OF_THE_LOSS = {
@@ -216,13 +186,9 @@ OF_THE_LOSS = {
 def test_49_of_trls_own_keys_only_those_that_the_loss_computes_tell_of_replayed_rows(tmp_path: Any, loss: str) -> None:
     logs = []
     for dry in (True, False):
-        trainer = make_trainer(
-            tmp_path / str(dry), Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), max_steps=2, beta=0.1, epsilon=0.05,
-            loss_type=loss, learning_rate=2e-2,
-        )  # fmt: skip
-        trl_replay.attach(trainer, replay_start=0, replay_dry_run=dry)
-        trainer.train()
-        logs.append(trainer.state.log_history[1])
+        settings = {"max_steps": 2, "beta": 0.1, "epsilon": 0.05, "loss_type": loss, "learning_rate": 2e-2}
+        run = train(tmp_path / str(dry), *SCRIPT, replay_dry_run=dry, **settings)
+        logs.append(run.trainer.state.log_history[1])
     changed = {key for key, value in logs[0].items() if value != logs[1].get(key) and "time" not in key}
     of_trl = {key for key in changed if not key.startswith("replay/")}
     assert {"kl", "entropy"} <= of_trl <= OF_THE_LOSS

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from generating import DEAD, LIVE, PROMPTS, SIZE, Coins
+from support import plugin
 
 import trl_replay
 from trl_replay.testing import make_trainer
 
 
-@contextmanager
-def chooser(choose: Callable[..., Any], name: str = "chooser") -> Iterator[None]:
-    """A plugin with this function as its hook."""
-
-    class Chooser:
-        @trl_replay.hookimpl
-        def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
-            return choose(groups_of_rows, context)
-
-    trl_replay.register(Chooser(), name)
-    try:
-        yield
-    finally:
-        trl_replay.unregister(name)
+def choosing(choose: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda groups_of_rows, context: choose(groups_of_rows, context)
 
 
 def train(folder: Any, choose: Callable[..., Any], coins: Any = None, **settings: Any) -> tuple[Any, Any, Any]:
@@ -34,7 +22,7 @@ def train(folder: Any, choose: Callable[..., Any], coins: Any = None, **settings
     coins = coins or Coins(0.5)
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
     trainer = make_trainer(folder, coins, PROMPTS, **settings)
-    with chooser(choose):
+    with plugin("chooser", inputs=choosing(choose)):
         session = trl_replay.attach(trainer, **{"replay_plugins": "chooser", "replay_buffer_size": 0, **replay})
         trainer.train()
     return coins, session, trainer
@@ -107,7 +95,7 @@ def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(t
         return [0.0] * len(completions)
 
     trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=3)
-    with chooser(lambda rows, context: kept):
+    with plugin("chooser", inputs=choosing(lambda rows, context: kept)):
         trl_replay.attach(trainer, replay_plugins="chooser", replay_buffer_size=0, replay_refill_rounds=1)
         trainer.train()
     assert trainer.state.global_step == 3

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from advantages_by_hand import advantages
-from generating import DEAD, PROMPTS, SIZE, Coins, by_hand, is_dead, rounds_of, train
+from generating import DEAD, PROMPTS, SIZE, Coins, by_hand, is_dead, rounds_of
 from releases import since
 from replaying import build
-from support import LIVE, Rewards, Spy, masked_rollout, record, replayed
+from scenarios import GENERATED_AGAIN, follow, train
+from support import LIVE, Rewards, Spy, record, shaping
 
 import trl_replay
+from trl_replay import Session
 from trl_replay.testing import make_trainer
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "two iterations": {"num_iterations": 2},
-    "accumulation": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3},
-    "generation over two updates": {
-        "per_device_train_batch_size": 6,
-        "gradient_accumulation_steps": 1,
-        "steps_per_generation": 2,
-    },
-    "two generations an update": {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
-    "a reference model": {"beta": 0.1},
-    "truncated completions masked": {"mask_truncated_completions": True},
-    "sequence level": {"importance_sampling_level": "sequence"},
-    "padded to multiples": {"pad_to_multiple_of": 8},
-}
+rounds = partial(train, prompts=PROMPTS, replay_refill_rounds=2, replay_buffer_size=0, replaced=0)
+"""Trains with two further rounds a batch and no buffer."""
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_refilled_groups_are_trained_on_in_every_layout(tmp_path: Any, layout: str) -> None:
-    train(tmp_path, Coins(0.5), **LAYOUTS[layout], max_steps=6, replay_buffer_size=0)
-
-
-def test_with_completions_from_a_rollout_function(tmp_path: Any) -> None:
-    train(tmp_path, Coins(0.5), replay_buffer_size=0, arguments={"rollout_func": masked_rollout})
+@pytest.mark.parametrize("name", GENERATED_AGAIN)
+def test_refilled_groups_are_trained_on_in_every_layout(tmp_path: Any, name: str) -> None:
+    follow(tmp_path, name)
 
 
 @pytest.mark.parametrize(("scale", "aggregation"), [("batch", "sum_then_normalize"), ("group", "normalize_then_sum")])
@@ -47,64 +35,45 @@ def test_advantages_scaled_over_the_batch_are_those_of_the_whole_batch(
 ) -> None:
     coins = Coins(0.5)
     settings = {"scale_rewards": scale, "multi_objective_aggregation": aggregation}
-    trainer = make_trainer(tmp_path, coins, PROMPTS, max_steps=6, **settings)
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
-    steps = record(session)
-    trainer.train()
-    for numbers, (_, trained) in zip(rounds_of(coins.calls, 2), steps, strict=True):
+    run = rounds(tmp_path, rewards=coins, max_steps=6, **settings)
+    for numbers, (_, trained) in zip(rounds_of(coins.calls, 2), run.steps, strict=True):
         calls = [coins.calls[number] for number in numbers]
         batch = [[[reward] for reward in calls[number][place]] for number, place in by_hand(calls)]
         expected = [value for group in batch for value in advantages(group, batch, [1.0], scale, aggregation)]
         np.testing.assert_allclose(trained["advantages"].numpy(), expected, rtol=2e-5, atol=1e-6)
-    assert session.totals.counters["refilled"] > 3
-    assert list(trainer._logs["advantages"]) == pytest.approx(trained["advantages"].tolist(), abs=1e-6)
-
-
-class Shaping(Spy):
-    """A trainer that doubles TRL's advantages by itself."""
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        batch = super()._generate_and_score_completions(inputs)
-        return {**batch, "advantages": batch["advantages"] * 2}
+    assert run.counters["refilled"] > 3
+    assert list(run.trainer._logs["advantages"]) == pytest.approx(trained["advantages"].tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
 def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_where_they_are_needed(
     tmp_path: Any, scale: str
 ) -> None:
-    trainer = make_trainer(tmp_path, Coins(0.5), PROMPTS, trainer_class=Shaping, scale_rewards=scale)
-    session = trl_replay.attach(trainer, replay_refill_rounds=2)
-    if scale == "group":
-        trainer.train()
-        assert session.totals.counters["refilled"] > 0
-        return
-    with pytest.raises(
-        trl_replay.SeamError, match=r"scale_rewards='batch'.*this trainer shapes advantages itself.*rounds=0"
-    ):
-        trainer.train()
+    shaped = {"trainer_class": shaping(lambda advantages: advantages * 2), "scale_rewards": scale}
+    words = r"scale_rewards='batch'.*this trainer shapes advantages itself.*rounds=0"
+    refused = pytest.raises(trl_replay.SeamError, match=words)
+    with refused if scale == "batch" else contextlib.nullcontext():
+        assert rounds(tmp_path, rewards=Coins(0.5), **shaped).counters["refilled"] > 0
 
 
 # what is left alone
 
 
-@pytest.mark.parametrize("how", ["dry run", "paused", "off"])
-def test_nothing_is_generated_again_in_a_dry_run_or_pause(tmp_path: Any, how: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [{"replay_dry_run": True}, {"use_replay": False}, {"at": {0: Session.pause}}],
+    ids=["dry run", "off", "paused"],
+)
+def test_nothing_is_generated_again_in_a_dry_run_or_pause(tmp_path: Any, how: dict[str, Any]) -> None:
     coins = Coins(0.0)
-    trainer = make_trainer(tmp_path, coins, PROMPTS)
-    settings = {"dry run": {"replay_dry_run": True}, "off": {"use_replay": False}}.get(how, {})
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, **settings)
-    if how == "paused":
-        session.pause()
-    trainer.train()
+    rounds(tmp_path, rewards=coins, **how)
     assert [len(call) for call in coins.calls] == [3] * 4
 
 
 def test_evaluation_generates_what_it_does_without(tmp_path: Any) -> None:
     coins = Coins(0.0)
     settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
-    trainer = make_trainer(tmp_path, coins, PROMPTS, eval_prompts=["7=", "8="], **settings)
-    trl_replay.attach(trainer, replay_refill_rounds=1, replay_buffer_size=0)
-    trainer.train()
+    rounds(tmp_path, rewards=coins, eval_prompts=["7=", "8="], replay_refill_rounds=1, **settings)
     evaluated = [prompts for prompts in coins.prompts if prompts in (["7="], ["8="])]
     assert sorted(evaluated) == [["7="]] * 2 + [["8="]] * 2
     assert len(coins.calls) - len(evaluated) == 2 * 4
@@ -115,52 +84,43 @@ def test_evaluation_generates_what_it_does_without(tmp_path: Any) -> None:
 
 def test_where_no_group_is_ever_live_training_goes_on(tmp_path: Any) -> None:
     coins = Coins(0.0)
-    trainer = make_trainer(tmp_path, coins, PROMPTS)
-    session = trl_replay.attach(trainer, replay_refill_rounds=3, replay_buffer_size=0)
-    trainer.train()
-    assert trainer.state.global_step == 4
+    run = rounds(tmp_path, rewards=coins, replay_refill_rounds=3)
+    assert run.trainer.state.global_step == 4
     assert [len(call) for call in coins.calls] == [3] * 16
-    assert session.metrics["replay/rounds"] == 3
-    assert session.metrics["replay/refilled_fraction"] == 0
-    assert session.metrics["replay/dead_fraction"] == session.metrics["replay/dead_fraction_after"] == 1
+    metrics = run.session.metrics
+    assert (metrics["replay/rounds"], metrics["replay/refilled_fraction"]) == (3, 0)
+    assert metrics["replay/dead_fraction"] == metrics["replay/dead_fraction_after"] == 1
+
+
+ONE_LIVE = [LIVE, DEAD[0], DEAD[0]]
 
 
 def test_no_further_round_begins_when_the_share_of_live_groups_is_reached(tmp_path: Any) -> None:
-    rewards = Rewards([LIVE, DEAD[0], DEAD[0]], [LIVE, DEAD[0]], [LIVE, LIVE, DEAD[0]])
-    trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=2)
-    session = trl_replay.attach(
-        trainer, replay_refill_rounds=5, replay_refill_until=0.6, replay_unfilled="keep", replay_buffer_size=0
-    )
-    trainer.train()
+    rewards = Rewards(ONE_LIVE, [LIVE, DEAD[0]], [LIVE, LIVE, DEAD[0]])
+    run = rounds(tmp_path, rewards=rewards, max_steps=2, replay_refill_rounds=5, replay_refill_until=0.6)
     assert rewards.calls == 3
-    assert session.totals.counters["refilled"] == 1
-    assert session.totals.counters["dead_after"] == 2
+    assert (run.counters["refilled"], run.counters["dead_after"]) == (1, 2)
+
+
+one_round = partial(rounds, max_steps=2, replaced=1, replay_buffer_size=64, replay_refill_rounds=1)
 
 
 def test_what_no_round_fills_the_buffer_fills_and_then_replay_unfilled_decides(tmp_path: Any) -> None:
     """Two groups are dead after the round: the buffer holds one group for them, and the other is left out."""
     dead = DEAD[0]
-    rewards = Rewards([LIVE, dead, dead], [dead, dead], [dead, LIVE, dead], [dead, dead])
-    trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=2)
-    session = trl_replay.attach(trainer, replay_refill_rounds=1, replay_start=0, replay_unfilled="exclude")
-    steps = record(session)
-    trainer.train()
-    assert replayed(steps) == [0, 1]
-    total = session.totals.counters
-    assert (total["generated"], total["groups"], total["dead"], total["refilled"]) == (10, 6, 8, 0)
-    assert (total["excluded"], total["replaced"], total["stored"]) == (2 + 1, 1, 2)
+    script = ONE_LIVE, [dead, dead], [dead, LIVE, dead], [dead, dead]
+    run = one_round(tmp_path, *script, replay_unfilled="exclude")
+    assert run.replayed == [0, 1]
+    counted = {"generated": 10, "groups": 6, "dead": 8, "refilled": 0, "excluded": 2 + 1, "stored": 2}
+    assert {name: run.counters[name] for name in counted} == counted
 
 
 def test_refilled_groups_are_stored_and_replayed_later(tmp_path: Any) -> None:
     dead = DEAD[0]
-    rewards = Rewards([dead, dead, dead], [dead, LIVE, dead], [dead, dead, dead], [dead] * 3)
-    trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=2, trainer_class=Spy)
-    session = trl_replay.attach(trainer, replay_refill_rounds=1, replay_start=0)
-    steps = record(session)
-    trainer.train()
-    assert replayed(steps) == [0, 1]
-    entry = session.entry(session.buffer.table.serial[0])
-    batch, tokenizer = trainer.scored[1], trainer.processing_class
+    run = one_round(tmp_path, [dead] * 3, [dead, LIVE, dead], [dead] * 3, trainer_class=Spy)
+    assert run.replayed == [0, 1]
+    entry = run.session.entry(run.table.serial[0])
+    batch, tokenizer = run.trainer.scored[1], run.trainer.processing_class
     assert entry.completions == tokenizer.batch_decode(batch["completion_ids"][4:8], skip_special_tokens=True)
     assert entry.prompts == tokenizer.batch_decode(batch["prompt_ids"][4:8], skip_special_tokens=True)
 
@@ -172,8 +132,7 @@ def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_a
     coins = Coins(0.2, seed=1)
     trainer = make_trainer(tmp_path, coins, PROMPTS[:12], max_steps=6, shuffle_dataset=True)
     trainer.train_dataset = trainer.train_dataset.select(range(12))
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
-    trainer.train()
+    session = rounds(trainer).session
     new = []
     for numbers in rounds_of(coins.calls, 2):
         present = set(coins.prompts[numbers[0]])
@@ -190,18 +149,16 @@ def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_a
 
 def test_the_same_prompts_are_tried_again(tmp_path: Any) -> None:
     coins = Coins(0.3, seed=1)
-    trainer = make_trainer(tmp_path, coins, PROMPTS, max_steps=6)
-    trl_replay.attach(trainer, replay_refill_rounds=3, replay_refill_prompts="same", replay_buffer_size=0)
-    trainer.train()
-    rounds = 0
+    rounds(tmp_path, rewards=coins, max_steps=6, replay_refill_rounds=3, replay_refill_prompts="same")
+    further = 0
     for numbers in rounds_of(coins.calls, 3):
         of_batch = coins.prompts[numbers[0]]
         dead = [slot for slot, group in enumerate(coins.calls[numbers[0]]) if is_dead(group)]
         for number in numbers[1:]:
             assert coins.prompts[number] == [of_batch[slot] for slot in dead], "each until it is live, and no longer"
             dead = [slot for slot, group in zip(dead, coins.calls[number], strict=True) if is_dead(group)]
-            rounds += 1
-    assert rounds > 6
+            further += 1
+    assert further > 6
 
 
 def test_59_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
@@ -210,11 +167,9 @@ def test_59_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
     def reward(completions: list[str], **_: Any) -> list[float]:
         return [reward for group in outcomes.pop(0) for reward in group]
 
-    trainer = make_trainer(tmp_path, reward, ["1=", "2=", "3="], max_steps=1)
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_refill_prompts="same", replay_buffer_size=0)
-    trainer.train()
-    assert session.totals.counters["refilled"] == 2
-    assert list(trainer._logs["prompt"])[::SIZE] == ["1=", "2=", "3="]
+    run = rounds(tmp_path, rewards=reward, prompts=["1=", "2=", "3="], max_steps=1, replay_refill_prompts="same")
+    assert run.counters["refilled"] == 2
+    assert list(run.trainer._logs["prompt"])[::SIZE] == ["1=", "2=", "3="]
 
 
 @since("1.9.0", "streams as datasets")
@@ -241,10 +196,8 @@ def test_a_stream_gives_no_new_prompts_but_the_same_ones_and_its_run_resumes(tmp
 
 def test_metrics_are_over_all_completions_and_the_table_holds_what_is_trained_on(tmp_path: Any) -> None:
     coins = Coins(0.4, seed=2)
-    trainer = make_trainer(tmp_path, coins, PROMPTS, trainer_class=Spy, max_steps=5)
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
-    steps = record(session)
-    trainer.train()
+    run = rounds(tmp_path, rewards=coins, trainer_class=Spy, max_steps=5)
+    trainer, steps = run.trainer, run.steps
     batches = rounds_of(coins.calls, 2)
     assert max(map(len, batches)) == 3
     logs = [log for log in trainer.state.log_history if "reward" in log]
@@ -282,12 +235,10 @@ def test_columns_and_metrics_of_reward_functions_are_logged_once(tmp_path: Any) 
         log_metric("rows", float(len(completions)))
         return coins(completions, prompts)
 
-    trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=3)
-    trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
-    trainer.train()
-    assert list(trainer._logs["extra"]["said"]) == list(trainer._logs["completion"])
-    logs = [log["rows"] for log in trainer.state.log_history if "rows" in log]
-    for numbers, mean in zip(rounds_of(coins.calls, 2), logs, strict=True):
+    run = rounds(tmp_path, rewards=reward, max_steps=3)
+    logs = run.trainer._logs
+    assert list(logs["extra"]["said"]) == list(logs["completion"])
+    for numbers, mean in zip(rounds_of(coins.calls, 2), run.logged("rows"), strict=True):
         rows = np.array([len(coins.calls[number]) * SIZE for number in numbers], float)
         assert mean == pytest.approx((rows * rows).sum() / rows.sum())
 
@@ -321,28 +272,19 @@ def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_
 
 @pytest.mark.parametrize("capacity", [0, 64])
 def test_explain_says_what_was_generated(tmp_path: Any, capacity: int) -> None:
-    trainer = make_trainer(tmp_path, Coins(0.5), PROMPTS, max_steps=3)
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=capacity)
-    trainer.train()
-    count = session.totals.counters
-    told = f"of them in further rounds, which refilled {count['refilled']:.0f} slots"
-    assert told in session.explain()
+    run = rounds(tmp_path, rewards=Coins(0.5), max_steps=3, replay_buffer_size=capacity)
+    told = f"of them in further rounds, which refilled {run.counters['refilled']:.0f} slots"
+    assert told in run.session.explain()
 
 
-class LeaveOneOut:
+def leave_one_out(groups: Any) -> Any:
     """A plugin's advantages, computed from the rewards: of equal ones, rounding may leave 1e-16."""
-
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-        reward = groups.reward
-        others = (reward.sum(axis=1, keepdims=True) - reward) / (SIZE - 1)
-        return reward - others
+    others = (groups.reward.sum(axis=1, keepdims=True) - groups.reward) / (SIZE - 1)
+    return groups.reward - others
 
 
 @pytest.mark.parametrize("live_groups", [0, 1])
-def test_58_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(
-    tmp_path: Any, plug: Any, live_groups: int
-) -> None:
+def test_58_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(tmp_path: Any, live_groups: int) -> None:
     def reward(completions: list[str], **_: Any) -> list[float]:
         groups = len(completions) // SIZE
         live = live_groups if groups == 3 else 0  # none in further rounds, which have nothing larger to compare with
@@ -351,21 +293,18 @@ def test_58_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(
     def good_form(completions: list[str], **_: Any) -> list[float]:
         return [1.0] * len(completions)
 
-    trainer = make_trainer(tmp_path, [reward, good_form], PROMPTS, max_steps=1, reward_weights=[0.2, 0.8])
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_plugins=plug(LeaveOneOut()))
-    steps = record(session)
-    trainer.train()
-    assert np.abs(steps[0][1]["advantages"].numpy()[SIZE:]).max() > 0, "rounding left nothing: the test says little"
-    assert session.totals.counters["refilled"] == 0
-    assert session.totals.counters["dead"] == session.totals.counters["generated"] - live_groups
-    assert len(session.buffer) == live_groups
+    settings = {"max_steps": 1, "reward_weights": [0.2, 0.8], "replay_buffer_size": 64}
+    run = rounds(tmp_path, rewards=[reward, good_form], hooks={"advantages": leave_one_out}, **settings)
+    assert np.abs(run.steps[0][1]["advantages"].numpy()[SIZE:]).max() > 0, "rounding leaves something"
+    assert run.counters["refilled"] == 0
+    assert run.counters["dead"] == run.counters["generated"] - live_groups
+    assert len(run.table) == live_groups
 
 
 @pytest.mark.parametrize("rows", [8, 16])
 def test_60_batches_may_have_another_size_in_the_next_training(tmp_path: Any, rows: int) -> None:
     trainer = make_trainer(tmp_path, Coins(0.4), PROMPTS, max_steps=3)
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
-    trainer.train()
+    session = rounds(trainer).session
     refilled = session.totals.counters["refilled"]
     trainer.args.per_device_train_batch_size = trainer._train_batch_size = trainer.args.generation_batch_size = rows
     steps = record(session)
@@ -404,8 +343,7 @@ def test_127_detach_inside_a_reward_function_of_a_further_round_ends_in_peace(tm
         return [0.0] * len(completions)
 
     trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=3)
-    trl_replay.attach(trainer, replay_refill_rounds=2)
-    trainer.train()
+    rounds(trainer)
     assert trainer.state.global_step == 3
     assert "_compute_loss" not in trainer.__dict__
     assert "replay/replaced" not in trainer._logs["extra"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from combinations import COMBINATIONS, follow
 from releases import since
+from scenarios import COMBINATIONS, follow
 
 NEWER = {
     "entropy bonus": since("1.8.0", "the entropy bonus"),

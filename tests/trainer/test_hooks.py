@@ -1,7 +1,5 @@
 """Session hooks through a real trainer: who is called with what, whose result counts, and who is blamed."""
 
-from __future__ import annotations
-
 import doctest
 from collections import defaultdict
 from contextlib import contextmanager
@@ -10,7 +8,7 @@ from inspect import signature
 import numpy as np
 import pytest
 import torch
-from support import DEAD, LIVE, Rewards, record
+from support import DEAD, LIVE, Rewards, plugin_class, record
 from trl import GRPOTrainer
 
 import trl_replay
@@ -46,9 +44,7 @@ KIND_OF_HOOK = {
 @contextmanager
 def plugin(name="mine", **hooks):
     """A registered plugin of the distribution `mine 1.0` with the functions `hooks`, which take no `self`."""
-    marked = {hook: f if hasattr(f, "trl_replay_impl") else hookimpl(f) for hook, f in hooks.items()}
-    functions = {f"trl_replay_{hook}": staticmethod(function) for hook, function in marked.items()}
-    registry().add(type("Plugin", (), functions)(), name, f"{name} 1.0")
+    registry().add(plugin_class(**hooks)(), name, f"{name} 1.0")
     try:
         yield
     finally:
@@ -550,7 +546,7 @@ def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
     names = {name: getattr(trl_replay, name) for name in trl_replay.__all__}
     example = doctest.DocTestParser().get_doctest(vars(specs)[hook].__doc__, names, hook, None, 0)
     assert example.examples, f"{hook} has no example in its docstring"
-    report: list[str] = []
+    report = []
     failed, _ = doctest.DocTestRunner().run(example, out=report.append, clear_globs=False)
     assert not failed, "".join(report)
     instance = example.globs["Plugin"]()

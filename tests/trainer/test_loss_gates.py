@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from corrected import TWO_LOSSES, allowed
 from replaying import CORRECTED as SCRIPT
-from replaying import train_corrected
+from scenarios import CAPPED, follow
 from support import Rewards, Spy, logged
 
 import trl_replay
@@ -35,27 +33,9 @@ def test_a_gated_row_whose_ratio_overflows_leaves_everything_finite(tmp_path: An
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
 
 
-CAP = 1.02
-
-
-def capped(level: str) -> Any:
-    def cap(new: Any, behavior: Any, old: Any, weights: Any) -> Any:
-        logs = (new - old).double()
-        total = weights * (logs if level == "token" else logs.mean()).exp()
-        return weights * torch.where(total > CAP, CAP / total, 1.0)
-
-    return cap
-
-
-@pytest.mark.parametrize(
-    ("correction", "loss", "level", "beta"),
-    [*allowed(["ratio"], [0.1]), *allowed(["truncated", "topr"], [0.1], TWO_LOSSES)],
-)
-def test_a_weight_cap_bounds_ratio_times_weight(
-    tmp_path: Any, correction: str, loss: str, level: str, beta: float
-) -> None:
-    settings = {"loss_type": loss, "importance_sampling_level": level, "beta": beta}
-    trainer, _ = train_corrected(tmp_path, correction, {"replay_max_weight": CAP}, capped(level), **settings)
+@pytest.mark.parametrize("name", CAPPED)
+def test_a_weight_cap_bounds_ratio_times_weight(tmp_path: Any, name: str) -> None:
+    trainer, _ = follow(tmp_path, name)
     shares = logged(trainer, "replay/capped_fraction")
     assert all(0 <= share <= 1 for share in shares)
-    assert correction == "topr" or any(share > 0 for share in shares)
+    assert "topr" in name or any(share > 0 for share in shares)

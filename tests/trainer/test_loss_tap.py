@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from scenarios import train
 from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, record
 
 import trl_replay
@@ -57,9 +58,14 @@ def test_a_correction_is_told_of_each_row_its_age_its_tokens_and_its_log_probs(t
         return trl_replay.Corrected(rows.behavior_logps)
 
     script = Rewards([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [DEAD, DEAD, DEAD])
-    trainer = make_trainer(tmp_path, script, trainer_class=Spy, max_steps=4, learning_rate=5e-2)
-    trl_replay.attach(trainer, replay_correction=watched, replay_sampler="newest")
-    trainer.train()
+    trainer = train(
+        tmp_path,
+        rewards=script,
+        trainer_class=Spy,
+        learning_rate=5e-2,
+        replay_correction=watched,
+        replay_sampler="newest",
+    ).trainer
     rows, inputs, logps = told[-1], trainer.losses[-1]["inputs"], trainer.losses[-1]["logps"]
     mask = inputs["completion_mask"].bool()
     assert torch.equal(rows.mask, mask)

@@ -11,23 +11,16 @@ from typing import Any
 import pytest
 import torch
 from releases import since
-from replaying import Checked, build, check_losses, replay
+from replaying import build, check_losses, loadable_model, replay
+from scenarios import SCRIPT, Scenario, follow, train
 from support import DEAD, HALF, LIVE, Rewards
 
-import trl_replay
-from trl_replay.testing import make_tokenizer, make_trainer
-
-SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
-
-
-def checked(tmp_path: Any, rewards: Any = None, **settings: Any) -> Any:
-    settings = {"max_steps": 5, "trainer_class": Checked, **settings}
-    return make_trainer(tmp_path, rewards or Rewards(*SCRIPT), **settings)
+from trl_replay.testing import make_tokenizer
 
 
 def test_the_loss_by_hand_notices_replay_without_correction(tmp_path: Any) -> None:
     with pytest.raises(AssertionError, match="replayed rows is"):
-        replay(checked(tmp_path, learning_rate=3e-2), replay_correction="none")
+        replay(build(tmp_path, Rewards(*SCRIPT), learning_rate=3e-2), replay_correction="none")
 
 
 @since("1.8.0", "the entropy bonus")
@@ -41,8 +34,7 @@ def test_the_loss_by_hand_notices_replay_without_correction(tmp_path: Any) -> No
     ids=["static", "adaptive", "adaptive, above its target"],
 )
 def test_replay_is_right_with_an_entropy_bonus(tmp_path: Any, settings: dict[str, Any]) -> None:
-    trainer = checked(tmp_path, **settings)
-    replay(trainer)
+    trainer, _ = follow(tmp_path, Scenario({"max_steps": 5, **settings}, {}))
     if settings.get("entropy_target") == 1.0:
         assert trainer.applied_entropy_coef == 0.0, "so uncertain a model gets no bonus"
     else:
@@ -61,8 +53,6 @@ def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(
 ) -> None:
     import transformers
 
-    from trl_replay.testing import make_tokenizer
-
     tokenizer = make_tokenizer()
     shape = {
         "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -76,7 +66,8 @@ def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**shape))
     accumulated = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
-    trainer = checked(tmp_path, model=model, router_aux_loss_coef=0.5, loss_type="grpo", **accumulated)
+    settings = {"router_aux_loss_coef": 0.5, "loss_type": "grpo", **accumulated}
+    trainer = build(tmp_path, Rewards(*SCRIPT), model=model, **settings)
     assert trainer.aux_loss_enabled
     replay(trainer, **replay_settings)
 
@@ -86,19 +77,16 @@ def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(
 def test_13_replay_is_right_with_several_reward_functions(tmp_path: Any, aggregation: str, scale: str) -> None:
     """With weights, rows that one function or none has scored, and a group that none has."""
     nothing = [None] * 4
-    functions = [
-        Rewards([[1, 0, None, 0.5], LIVE, nothing], [nothing, DEAD, DEAD]),
-        Rewards([[0.2, None, None, 0.1], DEAD, nothing], [nothing, DEAD, DEAD]),
-    ]
-    functions[1].__name__ = "second"
+    functions = {
+        "first": ([[1, 0, None, 0.5], LIVE, nothing], [nothing, DEAD, DEAD]),
+        "second": ([[0.2, None, None, 0.1], DEAD, nothing], [nothing, DEAD, DEAD]),
+    }
     settings = {"multi_objective_aggregation": aggregation, "scale_rewards": scale, "reward_weights": [1.0, 2.0]}
-    session, _ = replay(checked(tmp_path, functions, **settings))
+    _, session = follow(tmp_path, Scenario(settings, {}, functions))
     assert all(math.isfinite(value) for value in session.buffer.table.score)
 
 
 def test_replay_is_right_with_conversations(tmp_path: Any) -> None:
-    from trl_replay.testing import make_tokenizer
-
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message.role + '*' + message.content + '-' }}{% endfor %}"
@@ -125,9 +113,9 @@ def test_replay_is_right_with_an_iterable_dataset(tmp_path: Any) -> None:
 
 def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(tmp_path: Any) -> None:
     script = Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], [DEAD, DEAD, DEAD])
-    trainer = checked(
-        tmp_path, script, beta=0.1, sync_ref_model=True, ref_model_sync_steps=3, ref_model_mixup_alpha=1.0,
-        max_steps=8, learning_rate=3e-2,
+    trainer = build(
+        tmp_path, script, model=loadable_model(tmp_path), beta=0.1, sync_ref_model=True, ref_model_sync_steps=3,
+        ref_model_mixup_alpha=1.0, max_steps=8, learning_rate=3e-2,
     )  # fmt: skip
     session, watch = replay(trainer, replay_start=0)
     for number, slots in enumerate(watch.slots):
@@ -140,27 +128,22 @@ def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(t
 
 
 def test_a_candidate_of_a_window_with_a_sync_is_refused_and_counted(tmp_path: Any) -> None:
-    trainer = checked(
-        tmp_path, Rewards([LIVE, DEAD, HALF]), beta=0.1, sync_ref_model=True, ref_model_sync_steps=1, max_steps=3
-    )
+    syncing = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "max_steps": 3}
     with pytest.warns(UserWarning, match="nothing would be replayed"):
-        session = trl_replay.attach(trainer)
-    trainer.train()
-    assert session.totals.counters["replaced"] == 0
-    assert session.totals.counters["refused"] == 6
-    assert len(session.buffer) == 0
+        run = train(tmp_path, [LIVE, DEAD, HALF], replaced=0, **syncing)
+    assert run.counters["refused"] == 6
+    assert len(run.table) == 0
 
 
 def test_a_reference_sync_matters_only_where_reference_log_probs_are_used(tmp_path: Any) -> None:
-    session, _ = replay(checked(tmp_path, sync_ref_model=False, beta=0.0))
+    session = train(tmp_path, *SCRIPT, sync_ref_model=False, beta=0.0).session
     held = len(session.buffer)
     session.forget_reference()
     assert len(session.buffer) == held > 0
 
 
 def test_check_losses_sees_a_wrong_loss(tmp_path: Any) -> None:
-    trainer = checked(tmp_path)
-    replay(trainer)
+    trainer, _ = follow(tmp_path, "dapo")
     trainer.compared[-1] = (trainer.compared[-1][0] + 1e-3, *trainer.compared[-1][1:])
     with pytest.raises(AssertionError, match="by hand"):
         check_losses(trainer)

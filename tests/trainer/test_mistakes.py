@@ -3,14 +3,10 @@
 A row is a mistake and what its message must say.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,66 +17,78 @@ from trl import GRPOTrainer
 import trl_replay
 from trl_replay import Corrected, EvictorSpec, Preset, ReplayConfig, ReplayError, hookimpl
 from trl_replay.cli.commands import main
+from trl_replay.extras.run.receipts import NOT_ATTACHED
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
 class Desk:
     """A place to make mistakes: a folder, a tiny trainer, checkpoints, and the command line."""
 
-    def __init__(self, folder: Path, checkpoints: Path, plug: Callable[..., str]) -> None:
+    def __init__(self, folder, checkpoints, plug):
         self.folder = folder
         self.checkpoints = checkpoints
         self.plug = plug
-        self.trained: list[Any] = []
+        self.trained = []
 
-    def trainer(self, **settings: Any) -> Any:
-        self.trained.append(make_trainer(self.folder / "run", Rewards([LIVE, HALF, DEAD]), **settings))
-        return self.trained[-1]
+    def trainer(self, **settings):
+        trainer = make_trainer(self.folder / "run", Rewards([LIVE, HALF, DEAD]), **settings)
+        self.trained.append((trainer, state(trainer)))
+        return trainer
 
-    def several(self) -> Any:
-        def accuracy(completions: list[str], **_: Any) -> list[float]:
+    def several(self):
+        def accuracy(completions, **_):
             return [0.0] * len(completions)
 
-        def brevity(completions: list[str], **_: Any) -> list[float]:
+        def brevity(completions, **_):
             return [0.0] * len(completions)
 
         return make_trainer(self.folder / "run", [accuracy, brevity])
 
-    def plain(self) -> Trainer:
+    def plain(self):
         arguments = TrainingArguments(str(self.folder), use_cpu=True, report_to="none")
         return Trainer(make_model(make_tokenizer()), arguments)
 
-    def write(self, name: str, text: str) -> str:
+    def write(self, name, text):
         path = self.folder / name
-        path.write_text(text)
+        path.write_text(text, encoding="latin-1")
         return str(path)
 
 
-Act = Callable[[Desk], Any]
+def state(trainer):
+    return dict(vars(trainer)), list(trainer.callback_handler.callbacks)
 
 
-def attach(**settings: Any) -> Act:
+STARTS = ("--", "touch", "FOLDER/started")
+
+
+def attach(**settings):
     return lambda desk: trl_replay.attach(desk.trainer(), **settings)
 
 
-def on(beta: float = 0.0, **settings: Any) -> Act:
+def on(beta=0.0, **settings):
     return lambda desk: trl_replay.attach(desk.trainer(beta=beta), **settings)
 
 
-def command(*words: str) -> Act:
-    return lambda desk: main([word.replace("CHECKPOINTS", str(desk.checkpoints)) for word in words])
+def command(*words):
+    def act(desk):
+        told = [
+            word.replace("CHECKPOINTS", str(desk.checkpoints)).replace("FOLDER", str(desk.folder)) for word in words
+        ]
+        assert main(told) == (NOT_ATTACHED if sys.executable in words else 1)
+
+    return act
 
 
-def yaml(text: str) -> Act:
-    return lambda desk: main(["run", "--config", desk.write("replay.yaml", text), "--", "true"])
+def yaml(text):
+    return lambda desk: command("run", "--config", desk.write("replay.yaml", text), *STARTS)(desk)
 
 
-def warm_start(text: str, name: str = "warm.jsonl") -> Act:
+def warm_start(text, name="warm.jsonl"):
     return lambda desk: trl_replay.attach(desk.trainer(), replay_warm_start=desk.write(name, text)).trainer.train()
 
 
-def resume(change: Callable[[Path], Any], **settings: Any) -> Act:
-    def act(desk: Desk) -> None:
+def resume(change, **settings):
+    def act(desk):
         folder = Path(shutil.copytree(desk.checkpoints / "checkpoint-2", desk.folder / "checkpoint-2"))
         change(folder)
         trainer = desk.trainer(**settings)
@@ -90,25 +98,25 @@ def resume(change: Callable[[Path], Any], **settings: Any) -> Act:
     return act
 
 
-def plugin(**functions: Any) -> Any:
+def plugin(**functions):
     marked = {f"trl_replay_{name}": hookimpl(function) for name, function in functions.items()}
     return type("Mine", (), marked)()
 
 
-def trains_with(**functions: Any) -> Act:
-    def act(desk: Desk) -> None:
+def trains_with(**functions):
+    def act(desk):
         name = desk.plug(plugin(**functions), "mine")
         trl_replay.attach(desk.trainer(), replay_plugins=[name], replay_start=0).trainer.train()
 
     return act
 
 
-def registers(made: Any, name: str = "mine") -> Act:
+def registers(made, name="mine"):
     return lambda desk: trl_replay.register(made, name)
 
 
-def offers(factory: Any) -> Act:
-    def act(desk: Desk) -> None:
+def offers(factory):
+    def act(desk):
         desk.plug(plugin(strategies=lambda self: [EvictorSpec("own", factory, "")]), "mine")
         trl_replay.attach(desk.trainer(), replay_evictor="mine/own")
 
@@ -116,34 +124,34 @@ def offers(factory: Any) -> Act:
 
 
 class OfNoInstance:
-    def __call__(self, table: Any, context: Any) -> Any:
+    def __call__(self, table, context):
         return table.score
 
 
 class Unmarked:
-    def trl_replay_metrics(self, context: Any) -> Any:
+    def trl_replay_metrics(self, context):
         return {}
 
 
-def misspelled(desk: Desk) -> None:
-    ReplayConfig().replay_max_agee = 3  # type: ignore[attr-defined]
+def misspelled(desk):
+    ReplayConfig().replay_max_agee = 3
 
 
-def too_late(desk: Desk) -> None:
+def too_late(desk):
     trl_replay.attach(desk.trainer()).config.replay_max_age = 3
 
 
-def twice(desk: Desk) -> None:
+def twice(desk):
     trainer = desk.trainer()
     trl_replay.attach(trainer)
     trl_replay.attach(trainer)
 
 
-def whole_column(self: Any, session: Any) -> None:
+def whole_column(self, session):
     session.buffer.table.uses = np.zeros(0)
 
 
-PYTHON: dict[str, tuple[Act, list[str]]] = {
+PYTHON = {
     "a size in quotes": (attach(replay_buffer_size="64"), ["replay_buffer_size='64'", "give a whole number"]),
     "a negative size": (attach(replay_buffer_size=-1), ["replay_buffer_size=-1", "at least 0"]),
     "bytes in words": (attach(replay_max_bytes="2 gigs"), ["replay_max_bytes='2 gigs'", "'512MB'"]),
@@ -225,6 +233,26 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
         attach(replay_preset="sample_eficient"),
         ["replay_preset='sample_eficient'", "mean 'sample_efficient'"],
     ),
+    "rounds below 0": (attach(replay_refill_rounds=-1), ["replay_refill_rounds=-1", "whole number"]),
+    "unknown prompts of rounds": (
+        on(replay_refill_prompts="other"),
+        ["replay_refill_prompts='other'", "'new' or 'same'"],
+    ),
+    "a share to fill without rounds": (
+        attach(replay_refill_until=0.5),
+        ["replay_refill_until=0.5", "replay_refill_rounds=0"],
+    ),
+    "nothing to fill": (attach(replay_refill_until=0), ["replay_refill_until=0", "above 0, at most 1"]),
+    "a weight that float32 does not hold": (attach(replay_weight=1e39), ["can't be used", "give a number"]),
+    "a limit that float32 does not hold": (attach(replay_max_weight=1e39), ["can't be used", "give a number"]),
+    **{
+        f"a cap of {correction} that float32 does not hold": (
+            attach(replay_correction=correction, replay_correction_kwargs={"cap": 1e300}),
+            ["can't be used", "give a number"],
+        )
+        for correction in ("truncated", "topr")
+    },
+    "an object as a scope": (attach(replay_scope=object()), ["which is not a valid scope: it lacks share, admit"]),
     "a column that there is not": (attach(replay_task_columns=["label"]), ["['label']", "columns", "'prompt'"]),
     "a KL term that there is not": (attach(replay_kl="fresh"), ["replay_kl='fresh'", "beta=0", "set beta"]),
     "iterations that there are not": (
@@ -246,7 +274,7 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
         ["Attach to a trl.GRPOTrainer or to TRL's AsyncGRPOTrainer: a Trainer"],
     ),
     "a mapping as the configuration": (
-        lambda desk: trl_replay.attach(desk.trainer(), {"replay_seed": 3}),  # type: ignore[arg-type]
+        lambda desk: trl_replay.attach(desk.trainer(), {"replay_seed": 3}),
         ["not a dict", "attach(trainer, replay_buffer_size=64)"],
     ),
     "a share of no group of a selector": (
@@ -277,7 +305,7 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
     "taking back what was not registered": (lambda desk: trl_replay.unregister("mine"), ["no plugin 'mine'"]),
 }
 
-COMMANDS: dict[str, tuple[Act, list[str]]] = {
+COMMANDS = {
     "a command without its mark": (command("run", "python", "train.py"), ["python train.py", "put -- before"]),
     "a command with flags without its mark": (
         command("run", "accelerate", "launch", "--num_processes", "2", "train.py"),
@@ -294,18 +322,27 @@ COMMANDS: dict[str, tuple[Act, list[str]]] = {
         ["replay was not attached", "no GRPOTrainer trained"],
     ),
     "a misspelled flag": (
-        command("run", "--replay_bufer_size", "3", "--", "true"),
+        command("run", "--replay_bufer_size", "3", *STARTS),
         ["'replay_bufer_size'", "mean 'replay_buffer_size'"],
     ),
     "a word as a number": (
-        command("run", "--replay_max_age", "five", "--", "true"),
+        command("run", "--replay_max_age", "five", *STARTS),
         ["replay_max_age='five'", "give a whole number"],
     ),
     "a mapping that is no JSON": (
-        command("run", "--replay_sampler_kwargs", "{alpha: 1}", "--", "true"),
+        command("run", "--replay_sampler_kwargs", "{alpha: 1}", *STARTS),
         ["replay_sampler_kwargs='{alpha: 1}'", "give a JSON object such as"],
     ),
-    "settings from no file": (command("run", "--config", "no.yaml", "--", "true"), ["--config no.yaml", "no such"]),
+    "settings from no file": (command("run", "--config", "no.yaml", *STARTS), ["--config no.yaml", "no such"]),
+    "a use out of range": (
+        command("run", "--replay_buffer_size", "8", "--replay_max_uses", "0", *STARTS),
+        ["replay_max_uses=0 can't be used"],
+    ),
+    "neither true nor false": (
+        command("run", "--use_replay", "maybe", *STARTS),
+        ["use_replay='maybe' can't be used: give true or false."],
+    ),
+    "YAML in another encoding": (yaml("replay_evictor: é"), ["replay.yaml is not valid YAML"]),
     "a list in YAML": (yaml("- a\n"), ["replay.yaml has no settings", "'replay_buffer_size: 64'"]),
     "broken YAML": (yaml("replay_seed: [\n"), ["replay.yaml is not valid YAML", "line 2"]),
     "the script's own YAML": (
@@ -330,7 +367,7 @@ COMMANDS: dict[str, tuple[Act, list[str]]] = {
     "a misspelled name": (command("list", "prompt_balance"), ["'prompt_balance'", "The nearest: prompt_balanced"]),
 }
 
-FILES: dict[str, tuple[Act, list[str]]] = {
+FILES = {
     "a warm start from nowhere": (
         attach(replay_warm_start="no.jsonl"),
         ["replay_warm_start='no.jsonl'", "a file that exists"],
@@ -376,7 +413,7 @@ FILES: dict[str, tuple[Act, list[str]]] = {
     ),
 }
 
-PLUGINS: dict[str, tuple[Act, list[str]]] = {
+PLUGINS = {
     "a class as a plugin": (registers(Unmarked), ["'mine' is the class Unmarked", "register an instance"]),
     "a hook without its mark": (registers(Unmarked()), ["'mine' has trl_replay_metrics", "@trl_replay.hookimpl"]),
     "a misspelled hook": (
@@ -440,7 +477,7 @@ PLUGINS: dict[str, tuple[Act, list[str]]] = {
     ),
 }
 
-IN_TRAINING: dict[str, tuple[Act, list[str]]] = {
+IN_TRAINING = {
     "advantages of another shape": (
         trains_with(advantages=lambda self, groups: groups.reward_mean),
         ["'mine'", "trl_replay_advantages", "shape (3,)", "must return numbers of shape (3, 4)"],
@@ -464,11 +501,18 @@ IN_TRAINING: dict[str, tuple[Act, list[str]]] = {
 }
 """What only training shows: it is told at the first generation batch."""
 
+AFTERWARDS = {
+    "a setting that is changed too late",
+    "an entry that there is not",
+    "attaching twice",
+    "attached without with",
+}
+"""Mistakes with a trainer that is attached to."""
 MISTAKES = {**PYTHON, **COMMANDS, **FILES, **PLUGINS, **IN_TRAINING}
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     trainer = make_trainer(folder, Rewards([LIVE, HALF, DEAD]), save_strategy="steps", save_steps=2, max_steps=2)
     trl_replay.attach(trainer)
@@ -477,12 +521,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, checkpoints: Path, plug: Callable[..., str]) -> Desk:
+def desk(tmp_path, checkpoints, plug):
     return Desk(tmp_path, checkpoints, plug)
 
 
-def told(act: Act, desk: Desk, capfd: pytest.CaptureFixture[str]) -> str:
-    """All that a user gets to read."""
+def told(act, desk, capfd):
+    """All that a user gets to read, and whether it was raised."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -490,21 +534,23 @@ def told(act: Act, desk: Desk, capfd: pytest.CaptureFixture[str]) -> str:
             words = []
         except (ReplayError, SystemExit, KeyError) as error:
             words = [str(error), *getattr(error, "__notes__", [])]
-    return "\n".join([*words, *(str(warning.message) for warning in warned), capfd.readouterr().err])
+    message = "\n".join([*words, *(str(warning.message) for warning in warned), capfd.readouterr().err])
+    return message, bool(words)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_the_setting_the_value_and_the_remedy(
-    desk: Desk, capfd: pytest.CaptureFixture[str], mistake: str
-) -> None:
+def test_a_mistake_is_told_with_the_setting_the_value_and_the_remedy(desk, capfd, mistake):
     act, words = MISTAKES[mistake]
-    message = told(act, desk, capfd)
+    message, is_raised = told(act, desk, capfd)
     assert [part for part in words if part not in message] == [], message
     if mistake not in IN_TRAINING and mistake not in FILES:
-        assert not any(trainer.state.global_step for trainer in desk.trained), "it was told after training"
+        assert not any(trainer.state.global_step for trainer, _ in desk.trained), "it was told after training"
+    if mistake in PYTHON and is_raised and mistake not in AFTERWARDS:
+        assert all(state(trainer) == before for trainer, before in desk.trained), "the trainer was changed"
+    assert not (desk.folder / "started").exists(), "the command was started"
 
 
-def test_89_another_number_of_generations_than_at_attach_raises_at_the_next_batch(tmp_path: Any) -> None:
+def test_89_another_number_of_generations_than_at_attach_raises_at_the_next_batch(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF]), max_steps=2)
     trl_replay.attach(trainer)
     trainer.train()

@@ -3,123 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pictures
 import pytest
 import torch
-from advantages_by_hand import mixed_advantages
 from datasets import concatenate_datasets
 from image_rows import assert_same_images, by_row
-from methods import INJECTED as MIXED
-from replaying import Checked, Watch, build, check_batches, check_losses
-from support import DEAD, HALF, LIVE, Rewards, masked_rollout
+from methods import INJECTED, SCRIPT
+from replaying import build
+from scenarios import MIXED, Scenario, compared, follow, train
+from support import DEAD, HALF, LIVE, Rewards, plugin, shaping
 
 import trl_replay
 from trl_replay.step.mixing import shaped
 from trl_replay.testing import make_groups, make_trainer
 
-MOST = [1.0, 1.0, 1.0, 0.0]
-SCRIPT = ([LIVE, HALF, MOST], [DEAD, LIVE, HALF], [HALF, DEAD, LIVE], [LIVE, MOST, DEAD])
-OTHER = (
-    [[0.5, 0.1, 0.2, 0.9], [0.3, 0.3, 0.1, 0.0], [0.2, 0.8, 0.7, 0.1]],
-    [[0.1, 0.2, 0.3, 0.4], [0.9, 0.1, 0.5, 0.5], [0.0, 0.4, 0.4, 0.2]],
-)
 
-
-def watched(
-    trainer: Any,
-    mode: str = "auto",
-    weights: Any = (1.0,),
-    scale: str = "group",
-    aggregation: str = "sum_then_normalize",
-    **settings: Any,
-) -> tuple[Any, Watch]:
-    """Trains with stored rows beside fresh ones, and checks rows, advantages and losses against those by hand."""
-    session = trl_replay.attach(trainer, **{**MIXED, "replay_advantages": mode, **settings})
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
-    watch.advantages = lambda step: mixed_advantages(watch, step, mode, weights, scale, aggregation)
-    trainer.watch, trainer.compared = watch, []
-    trainer.train()
-    check_batches(watch)
-    check_losses(trainer)
-    assert partly(watch) > 1
-    return session, watch
-
-
-def checked(folder: Any, rewards: Any = None, **settings: Any) -> Any:
-    settings = {"max_steps": 6, "trainer_class": Checked, "gradient_checkpointing": False, **settings}
-    return make_trainer(folder, rewards or Rewards(*SCRIPT), **settings)
-
-
-def partly(watch: Watch) -> int:
-    """The number of groups with fresh and stored rows."""
-    return sum(
-        0 < sum(row // watch.size == slot for row in taken) < watch.size
-        for taken in watch.taken
-        for slot in {row // watch.size for row in taken}
-    )
-
-
-@pytest.mark.parametrize("mode", ["auto", "stored", "joint", "split"])
-def test_rows_advantages_and_loss_are_those_by_hand_with(tmp_path: Any, mode: str) -> None:
-    """With every loss type: in the table of test_gradients_by_hand.py."""
-    session, watch = watched(checked(tmp_path), mode)
-    assert partly(watch) > 3
+@pytest.mark.parametrize("name", MIXED)
+def test_74_rows_advantages_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+    """With every loss type: in test_gradients_by_hand.py."""
+    _, session = follow(tmp_path, name)
     assert session.totals.counters["lost"] == 0, "the forward shows every row's log-probs"
     assert session.totals.counters["stored"] > 8, "live groups are stored though their rows are displaced"
-
-
-@pytest.mark.parametrize("mode", ["joint", "split"])
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-def test_advantages_follow_trls_rules_with(tmp_path: Any, aggregation: str, scale: str, mode: str) -> None:
-    first, second = Rewards(*SCRIPT), Rewards(*OTHER)
-    second.__name__ = "other"
-    trainer = checked(
-        tmp_path, [first, second], loss_type="grpo", reward_weights=[1.0, 0.7], scale_rewards=scale,
-        multi_objective_aggregation=aggregation,
-    )  # fmt: skip
-    watched(trainer, mode, (1.0, 0.7), scale, aggregation)
-
-
-def every_second(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
-    """A mixer: the first two rows of the drawn entry, in every second slot."""
-    taken = np.full((len(drawn), 4), -1)
-    taken[context.update % 2 :: 2, :2] = [0, 1]
-    return taken
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"replay_max_fraction": 0.34}, {"replay_mixer": every_second, "replay_mixer_kwargs": None}],
-    ids=["a limit", "a mixer"],
-)
-@pytest.mark.parametrize(
-    "rule", [{"scale": "batch"}, {"aggregation": "normalize_then_sum"}], ids=lambda rule: "".join(rule)
-)
-@pytest.mark.parametrize("mode", ["joint", "split"])
-def test_74_slots_that_stay_fresh_count_once_in_the_deviation_of_the_batch(
-    tmp_path: Any, mode: str, rule: dict[str, str], settings: dict[str, Any]
-) -> None:
-    names = {"scale": "scale_rewards", "aggregation": "multi_objective_aggregation"}
-    trainer = checked(tmp_path, max_steps=8, **{names[name]: value for name, value in rule.items()})
-    watched(trainer, mode, **rule, **settings)
 
 
 def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path: Any) -> None:
     def failures_only(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
         return np.tile([-1, 1, 2, -1], (len(drawn), 1))
 
-    trainer = make_trainer(tmp_path, Rewards([LIVE, LIVE, LIVE], [DEAD, DEAD, DEAD]), max_steps=2)
-    settings = {**MIXED, "replay_mixer": failures_only, "replay_mixer_kwargs": None, "replay_advantages": "joint"}
-    session = trl_replay.attach(trainer, **settings)
-    trainer.train()
-    assert len(session.buffer) == 3
-    assert session.totals.reasons["a mixed group would have been dead"] == 3
-    assert session.totals.counters["rows"] == session.totals.counters["replaced"] == 0
+    settings = {**INJECTED, "replay_mixer": failures_only, "replay_mixer_kwargs": None, "replay_advantages": "joint"}
+    run = train(tmp_path, [LIVE] * 3, [DEAD] * 3, replaced=0, max_steps=2, **settings)
+    assert len(run.table) == 3
+    assert run.reasons["a mixed group would have been dead"] == 3
+    assert run.counters["rows"] == 0
 
 
 def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path: Any) -> None:
@@ -137,27 +55,33 @@ def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_pa
             taken[slot, context.rng.permutation(4)[: len(rows)]] = rows
         return taken
 
-    settings = {"replay_mixer_kwargs": None, "replay_sampler": several, "replay_mixer": scattered}
-    session, watch = watched(checked(tmp_path, max_steps=8), "stored", **settings)
-    entries = [{taken[row][0] for row in taken if row // 4 == slot} for taken in watch.taken for slot in range(3)]
+    given = {"replay_mixer_kwargs": None, "replay_sampler": several, "replay_mixer": scattered}
+    scenario = Scenario({"max_steps": 8}, {**INJECTED, "replay_advantages": "stored", **given})
+    trainer, session = follow(tmp_path, scenario)
+    entries = [
+        {taken[row][0] for row in taken if row // 4 == slot} for taken in trainer.watch.taken for slot in range(3)
+    ]
     assert max(map(len, entries)) == 2, "two entries gave rows to one slot"
     assert session.totals.counters["entries"] > session.totals.counters["replaced"]
+
+
+def of_pictures(folder: Any, model: Any, processor: Any, rows: Any, rewards: Any, **settings: Any) -> Any:
+    suppressed = {"suppress_tokens": [model.config.image_token_id]}
+    arguments = {"train_dataset": concatenate_datasets([rows] * 8)}
+    return build(
+        folder, rewards, tokenizer=processor, model=model, arguments=arguments, generation_kwargs=suppressed,
+        **settings,
+    )  # fmt: skip
 
 
 def test_rows_are_mixed_with_their_images(tmp_path: Any) -> None:
     model, processor = pictures.qwen2_vl()
     rows = pictures.dataset((1, 2, 1)).select(range(3))  # the same three questions in every batch
-    trainer = build(
-        tmp_path,
-        Rewards(*SCRIPT),
-        tokenizer=processor,
-        model=model,
-        max_steps=6,
-        arguments={"train_dataset": concatenate_datasets([rows] * 8)},
-        generation_kwargs={"suppress_tokens": [model.config.image_token_id]},
-    )
+    trainer = of_pictures(tmp_path, model, processor, rows, Rewards(*SCRIPT), max_steps=6)
     trainer.independent = False
-    _, watch = watched(trainer, replay_record="loss", replay_selector="zero_std", replay_selector_kwargs=None)
+    whole = {"replay_record": "loss", "replay_selector": "zero_std", "replay_selector_kwargs": None}
+    compared(trainer, {**INJECTED, "replay_advantages": "auto", **whole}, gradients=False)
+    watch = trainer.watch
     for step, (before, after) in enumerate(watch.steps):
         found, fresh = by_row(after), by_row(before)
         for row in range(12):
@@ -178,32 +102,18 @@ def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path: Any) -
         prompts.append(groups.prompt.tolist())
         return []
 
-    trainer = build(
-        tmp_path,
-        Rewards([LIVE, HALF]),
-        tokenizer=processor,
-        model=model,
-        max_steps=2,
-        per_device_train_batch_size=8,
-        arguments={"train_dataset": concatenate_datasets([first] * 8)},
-        generation_kwargs={"suppress_tokens": [model.config.image_token_id]},
+    trainer = of_pictures(
+        tmp_path, model, processor, first, Rewards([LIVE, HALF]), max_steps=2, per_device_train_batch_size=8
     )
-    trainer.watch = None
-    trl_replay.attach(trainer, replay_selector=noting, replay_record="loss")
-    trainer.train()
+    train(trainer, replaced=0, replay_selector=noting, replay_record="loss")
     assert prompts[0] == prompts[1], "the same prompts in every batch"
     assert len(set(prompts[0])) == 2
-
-
-def test_rows_are_mixed_with_their_tool_masks(tmp_path: Any) -> None:
-    trainer = build(tmp_path, Rewards(*SCRIPT), max_steps=6, arguments={"rollout_func": masked_rollout})
-    watched(trainer, "joint")
 
 
 def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_so(tmp_path: Any) -> None:
     def records(folder: str, **settings: Any) -> bool:
         trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT))
-        session = trl_replay.attach(trainer, **{**MIXED, "replay_record": "auto", **settings})
+        session = trl_replay.attach(trainer, **{**INJECTED, "replay_record": "auto", **settings})
         return bool(session.components.forwards_to_record)
 
     with pytest.warns(UserWarning, match="adds one forward without gradients"):
@@ -214,36 +124,24 @@ def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_
         assert records("whole", **whole)
 
 
-def test_a_plugin_that_chooses_the_groups_is_named(tmp_path: Any, plug: Any) -> None:
-    class Chooses:
-        @trl_replay.hookimpl
-        def trl_replay_select(self, groups: Any) -> None:
-            """Leaves it to the selector."""
-
-    name = plug(Chooses())
-    with pytest.warns(UserWarning, match=f"The plugin '{name}' may choose live groups"):
-        trl_replay.attach(make_trainer(tmp_path, Rewards(*SCRIPT)), replay_plugins=[name])
+def test_a_plugin_that_chooses_the_groups_is_named(tmp_path: Any) -> None:
+    with pytest.warns(UserWarning, match="The plugin 'mine' may choose live groups"):
+        train(tmp_path, *SCRIPT, hooks={"select": lambda groups: None}, max_steps=2)
 
 
 def test_163_a_selector_of_live_groups_starves_no_buffer(tmp_path: Any) -> None:
     """Whole groups take the places of live ones, which are stored all the same."""
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)
     with pytest.warns(UserWarning, match="adds one forward"):
-        session = trl_replay.attach(
-            trainer, replay_selector="always", replay_selector_kwargs={"share": 1.0}, replay_start=0
+        run = train(
+            tmp_path, [LIVE, HALF, DEAD], replay_selector="always", replay_selector_kwargs={"share": 1.0}, max_steps=6
         )
-    trainer.train()
-    assert session.totals.counters["replaced"] > 6, "live groups, too"
-    assert session.totals.counters["stored"] == 2 * 6
-    assert session.totals.counters["lost"] == 0
+    assert run.counters["replaced"] > 6, "live groups, too"
+    assert (run.counters["stored"], run.counters["lost"]) == (2 * 6, 0)
 
 
 def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6)
-    session = trl_replay.attach(trainer, **{**MIXED, "replay_record": "loss"})
-    trainer.train()
-    assert session.totals.counters["lost"] > 2
-    assert any(entry.get("replay/lost") for entry in trainer.state.log_history)
+    run = train(tmp_path, *SCRIPT, max_steps=6, **{**INJECTED, "replay_record": "loss"})
+    assert sum(run.logged("replay/lost")) == run.counters["lost"] > 2
 
 
 @pytest.mark.parametrize(
@@ -255,35 +153,20 @@ def test_72_in_a_dead_batch_stored_rows_have_the_deviation_of_what_is_trained_on
     tmp_path: Any, others: list[float], mode: str, rule: dict[str, Any]
 ) -> None:
     """A batch has N rows, so that no advantage by TRL's rule is larger than the root of N."""
-    settings = {**MIXED, "replay_mixer_kwargs": {"rows": 2}, "replay_advantages": mode}
-    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [others] * 3), max_steps=6, **rule)
-    session = trl_replay.attach(trainer, **settings)
-    watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
-    trainer.train()
-    assert session.totals.counters["rows"] > 6
-    largest = max(float(batch["advantages"].abs().max()) for _, batch in watch.steps)
+    settings = {**INJECTED, "replay_advantages": mode, "max_steps": 6, **rule}
+    run = train(tmp_path, [LIVE] * 3, [others] * 3, **settings)
+    assert run.counters["rows"] > 6
+    largest = max(float(batch["advantages"].abs().max()) for _, batch in run.steps)
     assert largest <= math.sqrt(2 * 12), "rows of the batch, and those of its slots"
 
 
-class Shaping(Checked):
-    """A trainer that shapes advantages by itself, as TRL's rules do not."""
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        batch = super()._generate_and_score_completions(inputs)
-        return {**batch, "advantages": batch["advantages"] * 2}
+DOUBLING = {"trainer_class": shaping(lambda advantages: advantages * 2), "max_steps": 6}
 
 
 def test_advantages_that_trls_rules_do_not_explain_are_not_computed_anew(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path / "joint", Rewards(*SCRIPT), max_steps=6, trainer_class=Shaping)
-    trainer.watch = None
-    trl_replay.attach(trainer, **MIXED)
     with pytest.raises(trl_replay.SeamError, match="Use replay_advantages='stored', or shape them in a plugin"):
-        trainer.train()
-    trainer = make_trainer(tmp_path / "stored", Rewards(*SCRIPT), max_steps=6, trainer_class=Shaping)
-    trainer.watch = None
-    session = trl_replay.attach(trainer, **{**MIXED, "replay_advantages": "stored"})
-    trainer.train()
-    assert session.totals.counters["rows"] > 0
+        train(tmp_path, *SCRIPT, **INJECTED, **DOUBLING)
+    assert train(tmp_path, *SCRIPT, **INJECTED, **DOUBLING, replay_advantages="stored").counters["rows"] > 0
 
 
 def test_corrections_and_gates_see_stored_rows_only(tmp_path: Any) -> None:
@@ -294,24 +177,11 @@ def test_corrections_and_gates_see_stored_rows_only(tmp_path: Any) -> None:
         assert (rows.ages > 0).all()
         return trl_replay.Corrected(rows.behavior_logps)
 
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6)
-    session = trl_replay.attach(trainer, **MIXED, replay_correction=noting)
-    trainer.train()
-    assert sum(seen) == session.totals.counters["rows"] > 0
+    run = train(tmp_path, *SCRIPT, **INJECTED, replay_correction=noting, max_steps=6)
+    assert sum(seen) == run.counters["rows"] > 0
 
 
-def shaping_by(given: Callable[[Any, Any], Any]) -> Any:
-    """A plugin that gives these advantages."""
-
-    class Plugin:
-        @trl_replay.hookimpl
-        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-            return given(groups, context)
-
-    return Plugin()
-
-
-def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path: Any, plug: Any) -> None:
+def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path: Any) -> None:
     calls: list[list[int]] = [[] for _ in range(4)]
 
     def first_whole(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
@@ -319,15 +189,18 @@ def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tm
         rows[0] = [0, 1, 2, 3]
         return rows
 
-    name = plug(shaping_by(lambda groups, context: calls[context.update].append(len(groups))))
-    mixer = {"replay_mixer": first_whole, "replay_mixer_kwargs": None, "replay_plugins": [name]}
-    session, _ = watched(checked(tmp_path, max_steps=4), **mixer)
+    def noting(groups: Any, context: Any) -> None:
+        calls[context.update].append(len(groups))
+
+    mixing = {**INJECTED, "replay_advantages": "auto", "replay_mixer": first_whole, "replay_mixer_kwargs": None}
+    with plugin(advantages=noting):
+        _, session = follow(tmp_path, Scenario({}, {**mixing, "replay_plugins": "mine"}))
     assert calls[0] == [3]
     assert session.totals.counters["replaced"] > 3
     assert all(sizes[0] == 3 and (len(sizes) == 1 or 0 < sizes[1] < 3) for sizes in calls)
 
 
-def test_a_hook_reads_the_reward_of_a_file_that_does_not_name_its_functions(tmp_path: Any, plug: Any) -> None:
+def test_a_hook_reads_the_reward_of_a_file_that_does_not_name_its_functions(tmp_path: Any) -> None:
     seen = []
 
     def reading(groups: Any, context: Any) -> Any:
@@ -339,13 +212,11 @@ def test_a_hook_reads_the_reward_of_a_file_that_does_not_name_its_functions(tmp_
         for prompt in ("1=", "12=", "123+4=")
         for text in "abcd"
     ]
-    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, reward_weights=[0.5])
-    session = trl_replay.attach(trainer, **{**MIXED, "replay_plugins": [plug(shaping_by(reading))]})
-    session.add(rows)
-    trainer.train()
-    assert session.totals.counters["rows"] > 0
+    given = {"file": rows, "hooks": {"advantages": reading}, "max_steps": 2, "reward_weights": [0.5]}
+    run = train(tmp_path, [DEAD] * 3, **given, **INJECTED)
+    assert run.counters["rows"] > 0
     assert seen[-1].max() == 2.0, "the file's reward, as it is"
-    assert session.metrics["replay/masked_rows_fraction"] == 0.0
+    assert run.session.metrics["replay/masked_rows_fraction"] == 0.0
 
 
 def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path: Any) -> None:
@@ -373,19 +244,16 @@ def first_masked(groups: Any, context: Any) -> Any:
     return shaped
 
 
-def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_path: Any, plug: Any) -> None:
+def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_path: Any) -> None:
     tokens = []
 
     def noting(rows: Any, context: Any) -> Any:
         tokens.extend(rows.mask.sum(dim=1).tolist())
         return trl_replay.Corrected(rows.behavior_logps)
 
-    trainer = make_trainer(tmp_path, Rewards([HALF, DEAD, HALF]), max_steps=4)
-    name = plug(shaping_by(first_masked))
-    session = trl_replay.attach(trainer, replay_plugins=[name], replay_correction=noting, replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
-    assert tokens.count(0) == session.totals.counters["replaced"], "one row of each group"
+    given = {"hooks": {"advantages": first_masked}, "replay_correction": noting}
+    run = train(tmp_path, [HALF, DEAD, HALF], **given)
+    assert tokens.count(0) == run.counters["replaced"], "one row of each group"
 
 
 @pytest.mark.parametrize("given", [0.0, 2.0])
@@ -400,36 +268,27 @@ def test_134_a_masked_row_stays_masked_whatever_a_hook_gives_it(given: float) ->
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda groups, _: groups.reward > 0, "bool values.*numbers of shape"),
-        (lambda groups, _: groups.advantages * 1e38, r"an advantage of .*e\+38.*at most 1e\+09"),
-        (lambda groups, _: groups.advantages / 0.0, "an advantage of inf"),
-        (lambda groups, _: groups.advantages[:, :1], r"float64 values of shape \(3, 1\)"),
-        (lambda groups, _: np.ma.masked_less(groups.advantages, 0), r"np\.ma.*NaN"),
+        (lambda groups: groups.reward > 0, "bool values.*numbers of shape"),
+        (lambda groups: groups.advantages * 1e38, r"an advantage of .*e\+38.*at most 1e\+09"),
+        (lambda groups: groups.advantages / 0.0, "an advantage of inf"),
+        (lambda groups: groups.advantages[:, :1], r"float64 values of shape \(3, 1\)"),
+        (lambda groups: np.ma.masked_less(groups.advantages, 0), r"np\.ma.*NaN"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
-def test_71_advantages_that_cannot_be_trained_on_are_refused(tmp_path: Any, plug: Any, given: Any, words: str) -> None:
-    name = plug(shaping_by(given))
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-    trl_replay.attach(trainer, replay_plugins=[name], replay_buffer_size=0)
-    with pytest.raises(trl_replay.ResultError, match=f"Plugin '{name}'.*trl_replay_advantages.*{words}"):
-        trainer.train()
+def test_71_advantages_that_cannot_be_trained_on_are_refused(tmp_path: Any, given: Any, words: str) -> None:
+    with pytest.raises(trl_replay.ResultError, match=f"Plugin 'mine'.*trl_replay_advantages.*{words}"):
+        train(tmp_path, *SCRIPT, hooks={"advantages": given}, max_steps=2, replay_buffer_size=0)
 
 
-def test_71_a_masked_array_in_which_nothing_is_masked_is_taken(tmp_path: Any, plug: Any) -> None:
-    name = plug(shaping_by(lambda groups, _: np.ma.masked_array(groups.advantages)))
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-    session = trl_replay.attach(trainer, replay_plugins=[name])
-    trainer.train()
-    assert session.totals.batches == 2
+def test_71_a_masked_array_in_which_nothing_is_masked_is_taken(tmp_path: Any) -> None:
+    hooks = {"advantages": lambda groups: np.ma.masked_array(groups.advantages)}
+    assert train(tmp_path, *SCRIPT, hooks=hooks, max_steps=2).session.totals.batches == 2
 
 
 def test_a_dry_run_beside_a_trainer_that_shapes_advantages_goes_on(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=5, trainer_class=Shaping)
-    trainer.watch = None
-    session = trl_replay.attach(trainer, **MIXED, replay_dry_run=True)
-    trainer.train()
-    assert session.totals.batches == 5
+    run = train(tmp_path, *SCRIPT, replaced=0, **DOUBLING, **INJECTED, replay_dry_run=True)
+    assert run.session.totals.batches == 6
 
 
 def test_rows_of_another_prompt_are_left_out_of_a_baseline_and_counted(tmp_path: Any) -> None:
@@ -437,7 +296,9 @@ def test_rows_of_another_prompt_are_left_out_of_a_baseline_and_counted(tmp_path:
         return np.arange(min(count, len(table)))[::-1]
 
     deceiving.same_prompt = True  # type: ignore[attr-defined]
-    session, watch = watched(checked(tmp_path), replay_sampler=deceiving, replay_sampler_kwargs=None)
+    mixing = {**INJECTED, "replay_advantages": "auto", "replay_sampler": deceiving, "replay_sampler_kwargs": None}
+    trainer, session = follow(tmp_path, Scenario({"max_steps": 6}, mixing))
+    watch = trainer.watch
     for taken in watch.taken:
         for row, (serial, _) in taken.items():
             assert watch.origin[serial][1] == row // 4, "the script's prompts are those of the slots"

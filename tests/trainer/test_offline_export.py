@@ -1,12 +1,9 @@
 """Export to Parquet: what a file holds, and the round trip."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,22 +18,21 @@ from teacher import rows
 
 import trl_replay
 from trl_replay import ReplayError
-from trl_replay.cli.commands import main
 from trl_replay.extras.report.page import write_report
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
-def loaded(path: Path, cache: Path) -> list[dict[str, Any]]:
+def loaded(path, cache):
     rows = load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(cache))
     return [dict(row) for row in rows]
 
 
-def second(completions: list[str], **_: Any) -> list[float | None]:
+def second(completions, **_):
     return [None if len(text) > 4 else 0.5 for text in completions]
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: Any) -> tuple[Any, Any, list[dict[str, Any]], Path]:
+def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     trainer = make_trainer(folder, [digits, second], max_steps=6, save_strategy="steps", save_steps=6)
     trainer, session = train(folder, trainer=trainer)
@@ -44,11 +40,16 @@ def exported(tmp_path_factory: Any) -> tuple[Any, Any, list[dict[str, Any]], Pat
     return trainer, session, loaded(path, folder / "cache"), path
 
 
-def length(completions: list[str], **_: Any) -> list[float]:
+@pytest.fixture
+def checkpoint(exported):
+    return Path(exported[0].args.output_dir) / "checkpoint-6"
+
+
+def length(completions, **_):
     return [float(len(completion)) for completion in completions]
 
 
-def test_an_export_has_one_row_a_completion_with_everything_that_a_reader_asks_for(exported: Any) -> None:
+def test_an_export_has_one_row_a_completion_with_everything_that_a_reader_asks_for(exported):
     trainer, session, rows, _ = exported
     table, tokenizer = session.buffer.table, trainer.processing_class
     assert len(rows) == 4 * len(session.buffer)
@@ -71,41 +72,31 @@ def test_an_export_has_one_row_a_completion_with_everything_that_a_reader_asks_f
             assert len(row["old_per_token_logps"]) == len(row["completion_ids"])
 
 
-def test_107_a_checkpoint_without_its_tokenizer_gives_no_texts(exported: Any, tmp_path: Path, capsys: Any) -> None:
+def test_107_a_checkpoint_without_its_tokenizer_gives_no_texts(checkpoint, tmp_path, said):
     """transformers makes a tokenizer of the model's configuration alone, which decodes every id to nothing."""
-    trainer, *_ = exported
-    checkpoint = tmp_path / "checkpoint-6"
-    shutil.copytree(Path(trainer.args.output_dir) / "checkpoint-6", checkpoint)
-    for path in checkpoint.glob("*token*"):
+    copied = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint-6"))
+    for path in copied.glob("*token*"):
         path.unlink()
-    assert main(["export", str(checkpoint), str(tmp_path / "out.parquet")]) == 1
-    assert "holds no tokenizer, or another one" in capsys.readouterr().err
+    assert "holds no tokenizer, or another one" in said("export", copied, tmp_path / "out.parquet", fails=True)
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_the_command_exports_a_checkpoint_without_the_trainer(exported: Any, tmp_path: Path, capsys: Any) -> None:
-    trainer, _, _, _ = exported
-    checkpoint = Path(trainer.args.output_dir) / "checkpoint-6"
+def test_the_command_exports_a_checkpoint_without_the_trainer(checkpoint, tmp_path, said):
     out = tmp_path / "deep" / "out.parquet"
-    assert main(["export", str(checkpoint), str(out)]) == 0
-    rows = loaded(out, tmp_path)
-    assert f"{len(rows)} completions" in capsys.readouterr().out
+    told, rows = said("export", checkpoint, out), loaded(out, tmp_path)
+    assert f"{len(rows)} completions" in told
     assert len(rows) >= 4
     assert set(rows[0]) >= {"prompt", "completion", "reward/digits", "reward/second", "advantage", "update", "score"}
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path, exported: Any, capsys: Any) -> None:
-    assert main(["export", str(tmp_path), str(tmp_path / "out.parquet")]) == 1
-    assert "holds no replay buffer" in capsys.readouterr().err
-    checkpoint = Path(exported[0].args.output_dir) / "checkpoint-6"
-    assert main(["export", str(checkpoint), str(tmp_path / "out.csv")]) == 1
-    assert "ends in .parquet" in capsys.readouterr().err
+def test_the_command_says_what_is_wrong(tmp_path, checkpoint, said):
     (tmp_path / "file").touch()
-    assert main(["export", str(checkpoint), str(tmp_path / "file" / "out.parquet")]) == 1
-    assert "trl-replay: [Errno" in capsys.readouterr().err
+    assert "holds no replay buffer" in said("export", tmp_path, tmp_path / "out.parquet", fails=True)
+    assert "ends in .parquet" in said("export", checkpoint, tmp_path / "out.csv", fails=True)
+    assert "trl-replay: [Errno" in said("export", checkpoint, tmp_path / "file" / "out.parquet", fails=True)
 
 
-def test_what_was_exported_warm_starts_another_run_bit_for_bit(exported: Any, tmp_path: Path) -> None:
+def test_what_was_exported_warm_starts_another_run_bit_for_bit(exported, tmp_path):
     _, session, _, path = exported
     trainer = make_trainer(tmp_path, [digits, second], max_steps=1)
     other = trl_replay.attach(trainer, replay_warm_start=str(path))
@@ -119,17 +110,17 @@ def test_what_was_exported_warm_starts_another_run_bit_for_bit(exported: Any, tm
     assert two.table.origin.tolist() == [1] * len(two)
 
 
-def _without_tool_mask(group: Any) -> Any:
+def _without_tool_mask(group):
     return trl_replay.Group(group.tensors, group.keys - {"tool_mask"}, group.prompt_lengths, group.completion_lengths)
 
 
-def tool_trainer(folder: Path, rewards: Any) -> Any:
+def tool_trainer(folder, rewards):
     trainer = make_trainer(folder, rewards, max_steps=2)
     trainer.rollout_func = masked_rollout
     return trainer
 
 
-def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path: Path) -> None:
+def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path):
     trainer = tool_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
     session = trl_replay.attach(trainer)
     trainer.train()
@@ -143,7 +134,7 @@ def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore:The advantages in")  # the function here has another name
-def test_a_warm_started_run_replays_from_its_second_batch_on(exported: Any, tmp_path: Path) -> None:
+def test_a_warm_started_run_replays_from_its_second_batch_on(exported, tmp_path):
     *_, path = exported
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
     with trl_replay.attached(trainer, replay_warm_start=str(path)) as session:
@@ -155,7 +146,7 @@ def test_a_warm_started_run_replays_from_its_second_batch_on(exported: Any, tmp_
         assert session.totals.counters["stored"] == len(session.buffer), "it was read once"
 
 
-def test_a_resumed_run_does_not_read_the_file_again(exported: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_read_the_file_again(exported, tmp_path):
     *_, path = exported
     settings = {"replay_warm_start": str(path), "replay_buffer_size": 50}
     trainer = make_trainer(tmp_path, [digits, second], max_steps=2, save_strategy="steps", save_steps=1)
@@ -165,7 +156,7 @@ def test_a_resumed_run_does_not_read_the_file_again(exported: Any, tmp_path: Pat
     assert resumed.buffer.table.serial.tolist() == session.buffer.table.serial.tolist()
 
 
-def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported: Any, tmp_path: Path) -> None:
+def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported, tmp_path):
     *_, path = exported
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["12"])
@@ -177,7 +168,7 @@ def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported: Any, t
     assert set(session.buffer.table.origin.tolist()) == {2}
 
 
-def test_a_reward_of_no_function_is_not_passed_off_as_one_of_the_trainers(tmp_path: Path) -> None:
+def test_a_reward_of_no_function_is_not_passed_off_as_one_of_the_trainers(tmp_path):
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
     session.add(rows())
@@ -197,15 +188,15 @@ def test_a_reward_of_no_function_is_not_passed_off_as_one_of_the_trainers(tmp_pa
     pd.testing.assert_frame_equal(found, second)
 
 
-def halves(completions: list[str], **_: Any) -> list[float]:
+def halves(completions, **_):
     return [0.5] * len(completions)
 
 
-def test_rewards_keep_their_names_when_a_run_is_resumed_with_other_functions(tmp_path: Path) -> None:
+def test_rewards_keep_their_names_when_a_run_is_resumed_with_other_functions(tmp_path):
     """The functions are `halves` and `digits`, and then `digits` and another one, which does not count: groups that
     it has not scored stay."""
 
-    def other(completions: list[str], **_: Any) -> list[float]:
+    def other(completions, **_):
         return [7.0] * len(completions)
 
     trainer = make_trainer(tmp_path, [halves, digits], max_steps=6, save_strategy="steps", save_steps=6)
@@ -222,7 +213,7 @@ def test_rewards_keep_their_names_when_a_run_is_resumed_with_other_functions(tmp
     assert (found["reward/other"][~old] == 7).all()
 
 
-def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp_path: Path) -> None:
+def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp_path):
     model, processor = pictures.llava()
     trainer = build_checked(
         tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), tokenizer=processor, model=model, max_steps=3,
@@ -241,7 +232,7 @@ def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp
     assert session.totals.reasons[refused] == int((live > 0).sum()) > 0
 
 
-def test_an_empty_buffer_is_exported_as_an_empty_table(tmp_path: Path) -> None:
+def test_an_empty_buffer_is_exported_as_an_empty_table(tmp_path):
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
     path = session.export(tmp_path / "out.parquet")
@@ -251,12 +242,12 @@ def test_an_empty_buffer_is_exported_as_an_empty_table(tmp_path: Path) -> None:
     assert session.add(path) == 0
 
 
-def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch):
     _, session = train(tmp_path)
     path = session.export(tmp_path / "out.parquet")
     before = path.read_bytes()
 
-    def load(serial: int) -> Any:
+    def load(serial):
         raise OSError("no room")
 
     monkeypatch.setattr(session.buffer, "load", load)
@@ -266,7 +257,7 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, mon
     assert [found.name for found in tmp_path.glob("out*")] == ["out.parquet"]
 
 
-def test_168_an_export_and_a_report_write_through_no_link_that_somebody_planted(tmp_path: Path) -> None:
+def test_168_an_export_and_a_report_write_through_no_link_that_somebody_planted(tmp_path):
     trainer, session = train(tmp_path)
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -283,9 +274,9 @@ def test_168_an_export_and_a_report_write_through_no_link_that_somebody_planted(
         session.export(tmp_path / "pipe.parquet")
 
 
-def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tmp_path: Path) -> None:
-    def scored(value: float) -> Any:
-        def score(completions: list[str], **_: Any) -> list[float]:
+def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tmp_path):
+    def scored(value):
+        def score(completions, **_):
             return [value * (row % 2) for row in range(len(completions))]
 
         return score
@@ -310,9 +301,7 @@ def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tm
     [([digits], "with reward/second"), ([digits, second, length], "without reward/length"), ([digits, second], "")],
     ids=["one less", "one more", "the same"],
 )
-def test_91_advantages_of_other_reward_functions_are_told_with_the_remedy(
-    exported: Any, tmp_path: Path, functions: Any, words: str
-) -> None:
+def test_91_advantages_of_other_reward_functions_are_told_with_the_remedy(exported, tmp_path, functions, words):
     _, session, _, path = exported
     trainer = make_trainer(tmp_path, functions)
     here = trl_replay.attach(trainer)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -27,7 +25,7 @@ from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
 @pytest.fixture
-def attached(tmp_path: Path) -> Any:
+def attached(tmp_path):
     trainer = make_trainer(tmp_path, digits, max_steps=2, max_completion_length=3)
     session = trl_replay.attach(trainer)
     session.its_trainer = trainer
@@ -35,8 +33,8 @@ def attached(tmp_path: Path) -> Any:
 
 
 def test_prompts_completions_and_rewards_made_elsewhere_are_tokenised_and_get_the_policys_log_probs(
-    attached: Any, tmp_path: Path
-) -> None:
+    attached, tmp_path
+):
     path = tmp_path / "teacher.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in TEACHER) + "\n")
     assert attached.add(str(path)) == 2
@@ -58,12 +56,12 @@ def test_prompts_completions_and_rewards_made_elsewhere_are_tokenised_and_get_th
     torch.testing.assert_close(group.tensors["advantages"], (rewards - rewards.mean()) / (rewards.std() + 1e-4))
 
 
-def test_a_completion_that_fills_the_length_gets_no_end_token(attached: Any) -> None:
+def test_a_completion_that_fills_the_length_gets_no_end_token(attached):
     attached.add(rows_of("1=", ["123", "12", "1", "0"], [1, 0, 0, 0]))
     assert attached.buffer.load(0).completion_lengths.tolist() == [3, 3, 2, 2]
 
 
-def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attached: Any) -> None:
+def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attached):
     short = rows_of("1=", ["1", "2", "3"], [1, 0, 0])
     assert attached.add(short) == 0
     assert "fewer rows in the rows given than num_generations=4" in str(attached.totals.reasons)
@@ -75,14 +73,14 @@ def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attach
         attached.add(short, incomplete="drop")
 
 
-def test_76_a_row_that_no_function_scored_is_masked_as_one_generated_here(attached: Any) -> None:
+def test_76_a_row_that_no_function_scored_is_masked_as_one_generated_here(attached):
     scores = [1.0, None, 0.0, 0.0]
     lines = [{"prompt": "1=", "completion": str(row), "reward/digits": score} for row, score in enumerate(scores)]
     assert attached.add(lines) == 1
     assert attached.buffer.table.row_masked.tolist() == [[False, True, False, False]]
 
 
-def test_a_failed_row_of_other_reward_functions_leaves_the_others_their_rewards(attached: Any) -> None:
+def test_a_failed_row_of_other_reward_functions_leaves_the_others_their_rewards(attached):
     scores = [1.0, None, 0.0, 0.0]
     lines = [
         {"prompt": "1=", "completion": str(row), "reward/digits": None, "reward": score}
@@ -93,7 +91,7 @@ def test_a_failed_row_of_other_reward_functions_leaves_the_others_their_rewards(
     assert attached.buffer.table.row_other_reward[0, [0, 2, 3]].tolist() == [1.0, 0.0, 0.0]
 
 
-def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
+def test_messages_go_through_the_chat_template(tmp_path):
     trainer = build(tmp_path, max_steps=1)
     trainer._tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
     session = trl_replay.attach(trainer)
@@ -116,7 +114,7 @@ def lookup(key: str) -> str:
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_145_messages_of_a_file_get_the_trainers_tools(tmp_path: Path) -> None:
+def test_145_messages_of_a_file_get_the_trainers_tools(tmp_path):
     tokenizer = tool_tokenizer()
     prompt = [{"role": "user", "content": "1="}]
     trainer = replaying.build(
@@ -131,7 +129,7 @@ def test_145_messages_of_a_file_get_the_trainers_tools(tmp_path: Path) -> None:
     assert stored == batch["prompt_ids"][0][batch["prompt_mask"][0].bool()].tolist()
 
 
-def test_145_texts_among_a_dataset_of_messages_are_warned_of(tmp_path: Path) -> None:
+def test_145_texts_among_a_dataset_of_messages_are_warned_of(tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
     rows = [{"prompt": [{"role": "user", "content": "1+1"}]}]
@@ -143,9 +141,9 @@ def test_145_texts_among_a_dataset_of_messages_are_warned_of(tmp_path: Path) -> 
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_145_messages_to_which_an_environment_adds_are_refused(tmp_path: Path) -> None:
+def test_145_messages_to_which_an_environment_adds_are_refused(tmp_path):
     class Room:
-        def reset(self, **kwargs: Any) -> str:
+        def reset(self, **kwargs):
             return " It is dark."
 
         def look(self) -> str:
@@ -166,13 +164,13 @@ def test_145_messages_to_which_an_environment_adds_are_refused(tmp_path: Path) -
         session.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
 
 
-def test_152_a_group_of_two_tasks_is_refused(attached: Any) -> None:
+def test_152_a_group_of_two_tasks_is_refused(attached):
     rows = rows_of("1=", list("2345"), [1, 0, 0, 0])
     with pytest.raises(trl_replay.ReplayError, match="Row 2 of the rows given is of another task"):
         attached.add([{**row, "group": 7, "trl_replay_task": 1 + number // 2} for number, row in enumerate(rows)])
 
 
-def test_a_row_that_no_function_scored_does_not_count(tmp_path: Path) -> None:
+def test_a_row_that_no_function_scored_does_not_count(tmp_path):
     """As in TRL: the mean and the deviation are those of the other rows, and its advantage is 0."""
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
@@ -188,13 +186,13 @@ ACCURACY, LENGTH = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0], [-100.0, 0.0, -50.0
 """Of two groups: by the sum, the long answer that is right has the lowest reward of its group."""
 
 
-def with_two_functions(tmp_path: Path, aggregation: str) -> Any:
+def with_two_functions(tmp_path, aggregation):
     """A trainer that is paid for accuracy and length."""
 
-    def accuracy(completions: list[str], **_: Any) -> list[float]:
+    def accuracy(completions, **_):
         return [0.0] * len(completions)
 
-    def length(completions: list[str], **_: Any) -> list[float]:
+    def length(completions, **_):
         return [0.0] * len(completions)
 
     rule = {"multi_objective_aggregation": aggregation, "reward_weights": [2.0, 1.0]}
@@ -202,7 +200,7 @@ def with_two_functions(tmp_path: Path, aggregation: str) -> Any:
 
 
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-def test_102_advantages_of_a_file_follow_the_trainers_aggregation(tmp_path: Path, aggregation: str) -> None:
+def test_102_advantages_of_a_file_follow_the_trainers_aggregation(tmp_path, aggregation):
     trainer = with_two_functions(tmp_path, aggregation)
     session = trl_replay.attach(trainer)
     made = [
@@ -218,7 +216,7 @@ def test_102_advantages_of_a_file_follow_the_trainers_aggregation(tmp_path: Path
     assert (session.buffer.table.row_advantage[0, 0] > 0) == (aggregation == "normalize_then_sum")
 
 
-def test_102_a_reward_that_names_no_function_cannot_be_normalized_function_by_function(tmp_path: Path) -> None:
+def test_102_a_reward_that_names_no_function_cannot_be_normalized_function_by_function(tmp_path):
     trainer = with_two_functions(tmp_path, "normalize_then_sum")
     session = trl_replay.attach(trainer)
     with pytest.raises(trl_replay.ReplayError, match=r"normalize_then_sum.*reward/accuracy.*'advantage'"):
@@ -230,9 +228,9 @@ def test_102_a_reward_that_names_no_function_cannot_be_normalized_function_by_fu
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["a reference model", "an adapter turned off"])
-def test_groups_made_elsewhere_get_this_trainers_reference_log_probs(tmp_path: Path, adapter: bool) -> None:
+def test_groups_made_elsewhere_get_this_trainers_reference_log_probs(tmp_path, adapter):
     made = rows(**IDS, ref_per_token_logps=[-9.0, -9.0])
-    settings: dict[str, Any] = {"beta": 0.1, "max_steps": 3}
+    settings = {"beta": 0.1, "max_steps": 3}
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), **settings)
     if adapter:
         trainer = with_adapter(tmp_path, trainer)
@@ -250,7 +248,7 @@ def test_groups_made_elsewhere_get_this_trainers_reference_log_probs(tmp_path: P
     assert session.totals.counters["replaced"] == 2, session.explain()
 
 
-def with_adapter(folder: Path, trainer: Any) -> Any:
+def with_adapter(folder, trainer):
     from peft import LoraConfig
     from trl import GRPOTrainer
 
@@ -261,12 +259,12 @@ def with_adapter(folder: Path, trainer: Any) -> Any:
     )  # fmt: skip
 
 
-def sampled(prompts: list[str], trainer: Any) -> dict[str, Any]:
+def sampled(prompts, trainer):
     ids = [[6, 7, 8]] * len(prompts)
     return {"prompt_ids": [[4, 5]] * len(prompts), "completion_ids": ids, "logprobs": [[-1.0] * 3] * len(prompts)}
 
 
-def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(tmp_path: Path) -> None:
+def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(tmp_path):
     """The sampler is taken to agree with the policy, as where vLLM gave no log-prob."""
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
     trainer.rollout_func = sampled
@@ -281,7 +279,7 @@ def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(t
 
 
 @pytest.mark.parametrize("given", ["nothing", "a file", "rows"])
-def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Path, given: str) -> None:
+def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path, given):
     """One group in 16 is live: without the warm start, replay waits, and at most for a quarter of the run."""
     made = rows()
     path = tmp_path / "rows.jsonl"
@@ -301,9 +299,7 @@ ALL_RIGHT = [row for prompt in ("1=", "12=", "123+4=") for row in rows_of(prompt
 
 
 @pytest.mark.parametrize("mixed", [1, 4])
-def test_a_group_that_is_all_right_gives_rows_to_a_dead_slot_but_never_takes_the_whole_of_it(
-    tmp_path: Path, mixed: int
-) -> None:
+def test_a_group_that_is_all_right_gives_rows_to_a_dead_slot_but_never_takes_the_whole_of_it(tmp_path, mixed):
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3, trainer_class=Spy)
     mixer = {"replay_mixer": "inject", "replay_mixer_kwargs": {"rows": mixed}, "replay_sampler": "same_prompt"}
     session = trl_replay.attach(trainer, **mixer, replay_start=0)
@@ -314,7 +310,7 @@ def test_a_group_that_is_all_right_gives_rows_to_a_dead_slot_but_never_takes_the
         assert (after[ROWS][:, 0] < 0).sum() == (3 if mixed == 1 else 0), "with advantages of 0 it would teach nothing"
 
 
-def test_a_whole_group_that_is_all_right_takes_no_slot_after_resuming_with_another_mixer(tmp_path: Path) -> None:
+def test_a_whole_group_that_is_all_right_takes_no_slot_after_resuming_with_another_mixer(tmp_path):
     saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), **saves)
     session = trl_replay.attach(trainer, replay_mixer="inject", replay_sampler="same_prompt")
@@ -328,7 +324,7 @@ def test_a_whole_group_that_is_all_right_takes_no_slot_after_resuming_with_anoth
     assert session.totals.reasons["a mixed group would have been dead"] > 0
 
 
-def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_tools(tmp_path: Path) -> None:
+def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_tools(tmp_path):
     tokenizer = make_tokenizer()
     given = [
         {
@@ -356,11 +352,11 @@ def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_too
     assert loss_mask(trainer.losses[1]["inputs"]).sum() == 24
 
 
-def test_90_log_probs_are_computed_for_groups_that_stay_alone(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
-    computed: list[int] = []
+def test_90_log_probs_are_computed_for_groups_that_stay_alone(tmp_path, monkeypatch, capfd):
+    computed = []
     stock = compat.with_old_logps
 
-    def counted(trainer: Any, batch: Any) -> Any:
+    def counted(trainer, batch):
         computed.append(len(batch["advantages"]))
         return stock(trainer, batch)
 
@@ -381,10 +377,10 @@ def test_90_log_probs_are_computed_for_groups_that_stay_alone(tmp_path: Path, mo
         np.testing.assert_allclose(session.buffer.table.row_logp[row], means, rtol=1e-6)
 
 
-def test_a_scorer_is_told_that_the_log_probs_of_a_file_are_not_known_yet(tmp_path: Path) -> None:
-    seen: list[Any] = []
+def test_a_scorer_is_told_that_the_log_probs_of_a_file_are_not_known_yet(tmp_path):
+    seen = []
 
-    def watching(groups: Any, context: Any) -> Any:
+    def watching(groups, context):
         seen.append(groups.behavior_logps)
         return groups.reward_std
 
@@ -396,34 +392,29 @@ def test_a_scorer_is_told_that_the_log_probs_of_a_file_are_not_known_yet(tmp_pat
     assert seen[-1].tolist() == [[-3.0] * 4]
 
 
-def test_groups_whose_log_probs_turn_out_not_finite_are_refused(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, digits, max_completion_length=3)
-    session = trl_replay.attach(trainer)
+def test_groups_whose_log_probs_turn_out_not_finite_are_refused(attached):
+    session = attached
     with torch.no_grad():
-        trainer.model.get_output_embeddings().weight.fill_(float("nan"))
+        session.trainer.model.get_output_embeddings().weight.fill_(float("nan"))
     assert session.add(TEACHER) == 0
     assert len(session.buffer) == len(session.buffer.held()) == 0
     assert session.totals.reasons["a group was refused: a trainable token's log-prob is not finite"] == 2
     assert session.totals.counters["stored"] == 0
 
 
-def test_a_forward_that_fails_leaves_no_group_behind(tmp_path: Path, monkeypatch: Any) -> None:
-    trainer = make_trainer(tmp_path, digits, max_completion_length=3)
-    session = trl_replay.attach(trainer)
-    monkeypatch.setattr(compat, "with_old_logps", mock.Mock(side_effect=MemoryError("no room")))
-    with pytest.raises(trl_replay.ReplayError, match="no room"):
-        session.add(TEACHER)
-    assert len(session.buffer) == len(session.buffer.held()) == 0
-
-
-def test_129_a_forward_that_fails_leaves_a_full_buffer_as_it_was(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("stored", "changed"),
+    [([], {"serial", "generators", "keysets"}), (TEACHER, {"serial", "generators"})],
+    ids=["an empty buffer", "a full one"],
+)
+def test_129_a_forward_that_fails_leaves_the_buffer_as_it_was(tmp_path, monkeypatch, stored, changed):
     trainer = make_trainer(tmp_path, digits, max_completion_length=3)
     session = trl_replay.attach(trainer, replay_buffer_size=2, replay_evictor="fifo")
-    session.add(TEACHER)
+    session.add(stored)
     before = state(session)
     monkeypatch.setattr(compat, "with_old_logps", mock.Mock(side_effect=MemoryError("no room")))
     with pytest.raises(trl_replay.ReplayError, match="no room"):
         session.add([row for task in "345" for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])])
     after = state(session)
-    assert len(session.buffer) == len(session.buffer.held()) == 2
-    assert set(differences(before, after)) == {"serial", "generators"}, "numbers are not used again"
+    assert len(session.buffer) == len(session.buffer.held()) == len(stored) // 4
+    assert set(differences(before, after)) == changed, "numbers are not used again"

@@ -1,19 +1,13 @@
 """Files made elsewhere, as careless as they come: refused in words, or right; never trained on wrong."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
-from pyarrow import parquet
 from support import DEAD, Rewards, masked_rollout
 from teacher import IDS, TEACHER, rows, rows_of
 
@@ -22,14 +16,14 @@ from trl_replay import ConfigurationError, ReplayError
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
-def changed(**columns: Any) -> list[dict[str, Any]]:
+def changed(**columns):
     """Four rows with token ids and log-probs; `columns` are changed in the third one."""
     made = rows(**IDS)
     made[2] |= columns
     return made
 
 
-def written(path: Path, made: list[dict[str, Any]]) -> Path:
+def written(path, made):
     if path.suffix == ".parquet":
         pd.DataFrame(made).to_parquet(path)
     else:
@@ -37,19 +31,19 @@ def written(path: Path, made: list[dict[str, Any]]) -> Path:
     return path
 
 
-def build(folder: Path, **settings: Any) -> Any:
+def build(folder, **settings):
     return make_trainer(folder, Rewards([DEAD, DEAD, DEAD]), **{"max_steps": 3, **settings})
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Any:
+def session(tmp_path):
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
     session.its_trainer = trainer
     return session
 
 
-def check_training(session: Any) -> None:
+def check_training(session):
     """The one group that was added is replayed, and leaves no weight that is not finite."""
     session.trainer.train()
     assert session.totals.counters["replaced"] == 2
@@ -57,7 +51,7 @@ def check_training(session: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
-def test_what_is_right_is_taken(session: Any, kind: Any) -> None:
+def test_what_is_right_is_taken(session, kind):
     assert session.add(rows(**{name: kind(values) for name, values in IDS.items()})) == 1
     stored = session.buffer.load(0).tensors
     assert stored["completion_ids"].tolist() == [6, 7] * 4
@@ -65,7 +59,7 @@ def test_what_is_right_is_taken(session: Any, kind: Any) -> None:
     check_training(session)
 
 
-def test_38_values_at_the_stated_limits_are_taken_and_train(session: Any) -> None:
+def test_38_values_at_the_stated_limits_are_taken_and_train(session):
     limits = {"importance_sampling_ratio": [0.0, 1000.0], "tool_mask": [True, True]}
     made = changed(old_per_token_logps=[-1000.0, 1e-6], **limits)
     made[3]["old_per_token_logps"] = [-0.0, 0.0]
@@ -74,7 +68,7 @@ def test_38_values_at_the_stated_limits_are_taken_and_train(session: Any) -> Non
 
 
 @pytest.mark.parametrize("value", [-9999.0, 5.0, float("nan")])
-def test_38_log_probs_of_tokens_that_are_not_trained_on_may_be_fillers(session: Any, value: float) -> None:
+def test_38_log_probs_of_tokens_that_are_not_trained_on_may_be_fillers(session, value):
     """The second token comes from a tool: files hold anything in its place."""
     session.trainer.rollout_func = masked_rollout
     assert session.add(rows(**IDS | {"old_per_token_logps": [-1.0, value], "tool_mask": [1, 0]})) == 1
@@ -93,15 +87,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("made", "reason"), REFUSED)
-def test_55_groups_from_files_that_teach_nothing_are_refused_and_counted(
-    session: Any, made: list[dict[str, Any]], reason: str
-) -> None:
+def test_55_groups_from_files_that_teach_nothing_are_refused_and_counted(session, made, reason):
     made = [{"advantage": row["reward"] - 0.25, **row} if "an advantage" in reason else row for row in made]
     assert session.add(made) == 0
     assert list(session.totals.reasons) == [f"a group was refused: {reason}"]
 
 
-def test_38_infinite_sampling_log_probs_are_refused_with_their_group(session: Any) -> None:
+def test_38_infinite_sampling_log_probs_are_refused_with_their_group(session):
     session.trainer.rollout_func = masked_rollout
     made = rows(**IDS, sampling_per_token_logps=[-1.0, -1.0])
     made[1]["sampling_per_token_logps"] = [-1.0, float("-inf")]
@@ -109,7 +101,7 @@ def test_38_infinite_sampling_log_probs_are_refused_with_their_group(session: An
     assert list(session.totals.reasons) == [f"a group was refused: {NOT_FINITE}"]
 
 
-def test_47_completions_longer_than_the_trainers_are_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_47_completions_longer_than_the_trainers_are_refused_with_the_numbers(tmp_path):
     """One of 4000 tokens would have padded every row of its batch to 4000."""
     long = rows()
     long[1]["completion"] = "1" * 4000
@@ -125,7 +117,7 @@ def test_47_completions_longer_than_the_trainers_are_refused_with_the_numbers(tm
     assert session.totals.counters["replaced"] == 2, "the other group is replayed"
 
 
-def test_47_rows_longer_than_the_models_positions_are_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_47_rows_longer_than_the_models_positions_are_refused_with_the_numbers(tmp_path):
     trainer = build(tmp_path, model=make_model(make_tokenizer(), max_position_embeddings=16))
     session = trl_replay.attach(trainer)
     fits = rows(prompt_ids=[4] * 13, completion_ids=[6, 7, 8])
@@ -135,7 +127,7 @@ def test_47_rows_longer_than_the_models_positions_are_refused_with_the_numbers(t
     assert session.totals.reasons[f"a group was refused: {reason}"] == 1
 
 
-def test_47_a_completion_that_just_fits_is_taken_without_a_warning(session: Any) -> None:
+def test_47_a_completion_that_just_fits_is_taken_without_a_warning(session):
     assert session.add(rows(completion_ids=[6] * 6, prompt_ids=[4])) == 1
 
 
@@ -185,13 +177,13 @@ TOO_LARGE = [
 
 
 @pytest.mark.parametrize(("columns", "words"), [*WRONG, *TOO_LARGE, *NO_TOKEN_VALUE])
-def test_38_and_51_a_value_that_cannot_be_used_is_named_with_its_row(session: Any, columns: Any, words: str) -> None:
+def test_38_and_51_a_value_that_cannot_be_used_is_named_with_its_row(session, columns, words):
     with pytest.raises(ReplayError, match=f"Row 2 of the rows given has {words}"):
         session.add(changed(**columns))
     assert len(session.buffer) == 0
 
 
-def test_38_training_does_not_begin_with_a_warm_start_that_cannot_be_used(tmp_path: Path) -> None:
+def test_38_training_does_not_begin_with_a_warm_start_that_cannot_be_used(tmp_path):
     path = written(tmp_path / "rows.jsonl", changed(old_per_token_logps=[5.0, -1.0]))
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer, replay_warm_start=str(path))
@@ -209,7 +201,7 @@ IN_PARQUET = [
 
 
 @pytest.mark.parametrize(("columns", "words"), IN_PARQUET)
-def test_38_so_is_one_in_a_parquet_file(session: Any, tmp_path: Path, columns: Any, words: str) -> None:
+def test_38_so_is_one_in_a_parquet_file(session, tmp_path, columns, words):
     path = written(tmp_path / "rows.parquet", changed(**columns))
     with pytest.raises(ReplayError, match=words):
         session.add(path)
@@ -225,13 +217,13 @@ def test_38_so_is_one_in_a_parquet_file(session: Any, tmp_path: Path, columns: A
         (rows_of("", list("1234"), [1, 0, 0, 0]), "has no tokens"),
     ],
 )
-def test_rows_that_lack_something_are_named(session: Any, rows: Any, words: str) -> None:
+def test_rows_that_lack_something_are_named(session, rows, words):
     with pytest.raises(ReplayError, match=words):
         session.add(rows)
     assert len(session.buffer) == 0
 
 
-def test_51_a_reward_of_nan_beside_rewards_of_functions_is_none(session: Any) -> None:
+def test_51_a_reward_of_nan_beside_rewards_of_functions_is_none(session):
     """As pandas gives what was null in a file."""
     made = [{**row, "reward": float("nan"), "reward/other": row["reward"]} for row in rows()]
     assert session.add(made) == 1
@@ -241,52 +233,32 @@ def test_51_a_reward_of_nan_beside_rewards_of_functions_is_none(session: Any) ->
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x1c", "é", "\r"])
-def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(session: Any, tmp_path: Path, character: str) -> None:
+def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(session, tmp_path, character):
     lines = [json.dumps({**row, "note": f"a{character}b"}, ensure_ascii=False) for row in rows()]
     (tmp_path / "rows.jsonl").write_bytes("\r\n".join(lines).encode())
     assert session.add(tmp_path / "rows.jsonl") == 1
 
 
-def test_73_a_column_that_a_file_has_twice_is_named(session: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "1=", "completion": "1", "reward": 0, "reward": 1}\n')
-    with pytest.raises(ReplayError, match=r"rows.jsonl can't be read: .* 'reward' twice"):
-        session.add(path)
-    twice = pa.table([["1="], ["1"], [0.0], [1.0]], names=["prompt", "completion", "reward", "reward"])
-    parquet.write_table(twice, tmp_path / "rows.parquet")
-    with pytest.raises(ReplayError, match=r"rows.parquet can't be read: .* 'reward' twice"):
-        session.add(tmp_path / "rows.parquet")
-
-
-@pytest.mark.parametrize("name", ["missing.parquet", "missing.jsonl", "rows.csv"])
-def test_a_file_that_cannot_be_read_is_named(session: Any, tmp_path: Path, name: str) -> None:
-    with pytest.raises(ReplayError, match=f"{name} can't be read"):
-        session.add(tmp_path / name)
-
-
 @pytest.mark.parametrize("source", [None, 5])
-def test_55_a_source_that_holds_no_rows_is_named(session: Any, source: Any) -> None:
+def test_55_a_source_that_holds_no_rows_is_named(session, source):
     with pytest.raises(ReplayError, match=f"{source!r} can't be read: give a path, or rows"):
         session.add(source)
 
 
 @pytest.mark.parametrize("value", [5, "", b"rows.jsonl", ["rows.jsonl"]])
-def test_51_a_warm_start_that_is_no_path_is_refused_by_name(tmp_path: Path, value: Any) -> None:
+def test_51_a_warm_start_that_is_no_path_is_refused_by_name(tmp_path, value):
     with pytest.raises(ConfigurationError, match=r"replay_warm_start=.* can't be used: leave it out or give the path"):
         trl_replay.attach(build(tmp_path), replay_warm_start=value)
 
 
-def test_51_a_warm_start_from_a_file_that_does_not_exist_is_refused_at_attach(tmp_path: Path) -> None:
+def test_51_a_warm_start_may_be_a_path_as_an_object(tmp_path):
     trainer = build(tmp_path)
-    words = r"replay_warm_start='.*missing.jsonl' can't be used: .*a file that exists"
-    with pytest.raises(ConfigurationError, match=words):
-        trl_replay.attach(trainer, replay_warm_start=str(tmp_path / "missing.jsonl"))
     session = trl_replay.attach(trainer, replay_warm_start=written(tmp_path / "rows.jsonl", rows()))
     trainer.train()
     assert len(session.buffer) == 1
 
 
-def of_prompt(prompt: str, rewards: str, **columns: Any) -> list[dict[str, Any]]:
+def of_prompt(prompt, rewards, **columns):
     """Rows of a prompt, each of its own completion."""
     return [
         {"prompt": prompt, "completion": str(number), "reward": float(reward), **columns}
@@ -294,7 +266,7 @@ def of_prompt(prompt: str, rewards: str, **columns: Any) -> list[dict[str, Any]]
     ]
 
 
-def test_85_a_group_of_two_prompts_is_refused_with_file_row_and_group(tmp_path: Path) -> None:
+def test_85_a_group_of_two_prompts_is_refused_with_file_row_and_group(tmp_path):
     path = written(tmp_path / "two.jsonl", of_prompt("1=", "11", group=7) + of_prompt("12=", "00", group=7))
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
@@ -303,12 +275,12 @@ def test_85_a_group_of_two_prompts_is_refused_with_file_row_and_group(tmp_path: 
     assert len(session.buffer) == 0
 
 
-def test_85_a_group_whose_rows_name_a_task_may_have_several_prompts(session: Any) -> None:
+def test_85_a_group_whose_rows_name_a_task_may_have_several_prompts(session):
     made = of_prompt("1=", "10", group=7, trl_replay_task=3) + of_prompt("12=", "01", group=7, trl_replay_task=3)
     assert session.add(made) == 1
 
 
-def test_86_a_file_that_is_sorted_by_reward_is_told_with_the_remedy(session: Any) -> None:
+def test_86_a_file_that_is_sorted_by_reward_is_told_with_the_remedy(session):
     with pytest.warns(UserWarning, match=r"1 prompt of different rewards .* sorted by reward\. Shuffle .* `group`"):
         assert session.add(of_prompt("1=", "11110000") + of_prompt("12=", "1000")) == 1
     with warnings.catch_warnings():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -22,23 +19,23 @@ from trl_replay.testing import make_model, make_tokenizer, make_trainer
 PROMPTS = ["1=", "12=", "123+4="]
 
 
-def text_of(completion: Any) -> str:
+def text_of(completion):
     return completion if isinstance(completion, str) else completion[0]["content"]
 
 
-def accuracy(completions: list[Any], answer: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+def accuracy(completions, answer, log_extra, log_metric, **_):
     """With a column of the dataset, and logs of its own."""
     log_extra("length", [len(text_of(completion)) for completion in completions])
     log_metric("calls", 1.0)
     return [float(text_of(one).count(right)) for one, right in zip(completions, answer, strict=True)]
 
 
-async def length(completion_ids: list[list[int]], trainer_state: Any, **_: Any) -> list[float | None]:
+async def length(completion_ids, trainer_state, **_):
     """Asynchronous, of tokens and of the time; no reward for some."""
     return [len(ids) / (1 + trainer_state.global_step) if sum(ids) % 3 else None for ids in completion_ids]
 
 
-def rare(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+def rare(prompts, completions, **_):
     """Looks at the group, and at prompts in the form of the dataset."""
     texts = [text_of(completion) for completion in completions]
     return [len(set(text)) - texts.count(text) + len(prompt) / 10 for text, prompt in zip(texts, prompts, strict=True)]
@@ -47,13 +44,13 @@ def rare(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
 class Kept(Spy):
     """Keeps the raw rewards of what it generates."""
 
-    def _calculate_rewards(self, *given: Any) -> Any:
+    def _calculate_rewards(self, *given):
         self.raw = super()._calculate_rewards(*given)
         self.given = given
         return self.raw
 
 
-def reward_model(tokenizer: Any) -> Any:
+def reward_model(tokenizer):
     from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
     config = Qwen2Config(
@@ -64,7 +61,7 @@ def reward_model(tokenizer: Any) -> Any:
     return Qwen2ForSequenceClassification(config)
 
 
-def scoring_trainer(folder: Path, messages: bool, **settings: Any) -> Any:
+def scoring_trainer(folder, messages, **settings):
     tokenizer = chat_tokenizer() if messages else make_tokenizer()
     dataset = [
         {"prompt": [{"role": "user", "content": prompt}] if messages else prompt, "answer": str(number)}
@@ -76,7 +73,7 @@ def scoring_trainer(folder: Path, messages: bool, **settings: Any) -> Any:
     return build(folder, functions, dataset, tokenizer, make_model(tokenizer), Kept, arguments=arguments, **settings)
 
 
-def rows_of_batch(trainer: Any) -> list[dict[str, Any]]:
+def rows_of_batch(trainer):
     """What was generated, without anything that scoring gave."""
     (batch,) = trainer.scored
     _, prompts, completions, completion_ids = trainer.given
@@ -87,14 +84,14 @@ def rows_of_batch(trainer: Any) -> list[dict[str, Any]]:
     return made
 
 
-def raw_rewards(session: Any) -> list[Any]:
+def raw_rewards(session):
     """Of each group, `(G, functions)`."""
     return [session.buffer.load(serial).tensors["trl_replay_rewards"].numpy() for serial in session.buffer]
 
 
 @pytest.mark.parametrize("messages", [False, True])
 @pytest.mark.parametrize("rule", ["sum_then_normalize", "normalize_then_sum"])
-def test_rows_without_a_reward_get_those_of_the_stock_trainer(tmp_path: Path, messages: bool, rule: str) -> None:
+def test_rows_without_a_reward_get_those_of_the_stock_trainer(tmp_path, messages, rule):
     stock = scoring_trainer(tmp_path / "stock", messages, multi_objective_aggregation=rule)
     stock.train()
     trainer = scoring_trainer(tmp_path / "replay", messages, multi_objective_aggregation=rule, log_completions=True)
@@ -112,10 +109,10 @@ def test_rows_without_a_reward_get_those_of_the_stock_trainer(tmp_path: Path, me
     assert len(trainer._logs["extra"]["length"]) == len(trainer._logs["prompt"])
 
 
-def test_texts_without_a_reward_are_scored_in_parts_of_whole_groups(tmp_path: Path, capfd: Any) -> None:
-    sizes: list[int] = []
+def test_texts_without_a_reward_are_scored_in_parts_of_whole_groups(tmp_path, capfd):
+    sizes = []
 
-    def right(completions: list[str], **_: Any) -> list[float]:
+    def right(completions, **_):
         sizes.append(len(completions))
         return [float(text == "2") for text in completions]
 
@@ -128,11 +125,11 @@ def test_texts_without_a_reward_are_scored_in_parts_of_whole_groups(tmp_path: Pa
     assert "5/5" in capfd.readouterr().err, "a progress bar"
 
 
-def test_a_group_is_scored_as_a_whole_and_rescore_does_it_for_all(tmp_path: Path) -> None:
-    def right(completions: list[str], **_: Any) -> list[float]:
+def test_a_group_is_scored_as_a_whole_and_rescore_does_it_for_all(tmp_path):
+    def right(completions, **_):
         return [float(text == "3") for text in completions]
 
-    made = rows_of("1=", list("2345"), [7.0, 0, 0, 0]) + rows_of("2=", list("2345"), [7.0, 0, 0, None])  # type: ignore[list-item]
+    made = rows_of("1=", list("2345"), [7.0, 0, 0, 0]) + rows_of("2=", list("2345"), [7.0, 0, 0, None])
     made = [{**row, "advantage": row["reward"]} for row in made]
     session = attached(make_trainer(tmp_path, right))
     assert session.add(made) == 2
@@ -144,11 +141,11 @@ def test_a_group_is_scored_as_a_whole_and_rescore_does_it_for_all(tmp_path: Path
     assert session.buffer.table.row_reward.tolist() == [[0.0, 1.0, 0.0, 0.0]] * 2
 
 
-def test_a_warm_start_is_rescored_by_its_setting(tmp_path: Path) -> None:
+def test_a_warm_start_is_rescored_by_its_setting(tmp_path):
     made = "".join(f'{{"prompt": "1=", "completion": "{text}", "reward": 5}}\n' for text in "2345")
     (tmp_path / "rows.jsonl").write_text(made)
 
-    def right(completions: list[str], **_: Any) -> list[float]:
+    def right(completions, **_):
         return [float(text == "2") for text in completions]
 
     trainer = make_trainer(tmp_path, right, max_steps=1)
@@ -159,10 +156,10 @@ def test_a_warm_start_is_rescored_by_its_setting(tmp_path: Path) -> None:
     assert session.entry(0).rewards == {"right": LIVE}
 
 
-def test_columns_that_a_row_lacks_are_those_of_the_datasets_row_with_its_prompt(tmp_path: Path) -> None:
-    seen: list[Any] = []
+def test_columns_that_a_row_lacks_are_those_of_the_datasets_row_with_its_prompt(tmp_path):
+    seen = []
 
-    def reward(answer: list[str], level: list[int], **_: Any) -> list[float]:
+    def reward(answer, level, **_):
         seen[:] = list(zip(answer, level, strict=True))
         return LIVE * (len(answer) // 4)
 
@@ -180,8 +177,8 @@ def test_columns_that_a_row_lacks_are_those_of_the_datasets_row_with_its_prompt(
     assert seen == [("5", None)] * 4
 
 
-def test_a_function_that_fails_is_named_and_nothing_is_added(tmp_path: Path) -> None:
-    def broken(completions: list[str], **_: Any) -> Any:
+def test_a_function_that_fails_is_named_and_nothing_is_added(tmp_path):
+    def broken(completions, **_):
         return [0.0] if len(completions[0]) == 1 else 1 / 0
 
     session = attached(make_trainer(tmp_path, broken))
@@ -194,7 +191,7 @@ def test_a_function_that_fails_is_named_and_nothing_is_added(tmp_path: Path) -> 
     assert session.its_trainer.reward_funcs == [broken]
 
 
-def test_prompts_of_another_form_than_the_functions_get_are_named(tmp_path: Path) -> None:
+def test_prompts_of_another_form_than_the_functions_get_are_named(tmp_path):
     tokenizer = chat_tokenizer()
     session = attached(build(tmp_path, Rewards([LIVE] * 3), [{"prompt": QUESTION}], tokenizer, trainer_class=Spy))
     text = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
@@ -203,10 +200,10 @@ def test_prompts_of_another_form_than_the_functions_get_are_named(tmp_path: Path
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_turns_with_tools_are_scored_as_messages(tmp_path: Path) -> None:
-    kept: list[Any] = []
+def test_turns_with_tools_are_scored_as_messages(tmp_path):
+    kept = []
 
-    def reward(completions: Any, **_: Any) -> list[float]:
+    def reward(completions, **_):
         kept.append(completions)
         return LIVE
 
@@ -218,9 +215,9 @@ def test_turns_with_tools_are_scored_as_messages(tmp_path: Path) -> None:
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_rewards_of_an_environment_are_not_made_up(tmp_path: Path) -> None:
+def test_rewards_of_an_environment_are_not_made_up(tmp_path):
     class Room:
-        def reset(self, **_: Any) -> str:
+        def reset(self, **_):
             return ""
 
         def look(self) -> str:
@@ -242,8 +239,8 @@ def test_rewards_of_an_environment_are_not_made_up(tmp_path: Path) -> None:
         session.add(made)
 
 
-def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path: Path) -> None:
-    def right(completions: list[str], **_: Any) -> list[float]:
+def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path):
+    def right(completions, **_):
         return [float(text == "2") for text in completions]
 
     table = [{"step": 1, **row, "reward": None, "other": 3.0, "advantage": 9.0} for row in rows()]

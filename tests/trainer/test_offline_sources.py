@@ -1,18 +1,15 @@
 """Files and other sources of rows, in the forms that people have them in."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 from chat import QUESTION, attached, chat_trainer, stored
 from datasets import Dataset, load_dataset
+from pyarrow import parquet
 from support import DEAD, LIVE, Rewards, Spy
 from teacher import IDS, rows, rows_of
 
@@ -23,11 +20,11 @@ from trl_replay.testing import make_trainer
 ROWS = rows(note="né", group=0)
 
 
-def in_lines(made: list[dict[str, Any]]) -> bytes:
+def in_lines(made):
     return "".join(f"{json.dumps(row)}\n" for row in made).encode()
 
 
-WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], Any]] = {
+WRITERS = {
     "rows.jsonl": lambda path, made: path.write_bytes(in_lines(made)),
     "rows.json": lambda path, made: path.write_text(json.dumps(made, indent=1)),
     "lines.json": lambda path, made: path.write_bytes(in_lines(made)),
@@ -36,15 +33,15 @@ WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], Any]] = {
     "rows.csv.gz": lambda path, made: pd.DataFrame(made).to_csv(path, index=False),
     "rows.parquet": lambda path, made: pd.DataFrame(made).to_parquet(path),
 }
-TABLES: list[Callable[[list[dict[str, Any]]], Any]] = [pd.DataFrame, Dataset.from_list, pa.Table.from_pylist, iter]
+TABLES = [pd.DataFrame, Dataset.from_list, pa.Table.from_pylist, iter]
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Any:
+def session(tmp_path):
     return attached(make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, trainer_class=Spy))
 
 
-def check_one_group(session: Any) -> None:
+def check_one_group(session):
     (serial,) = session.buffer
     entry = session.entry(serial)
     assert (entry.prompts[0], entry.completions) == ("1=", ["2", "3", "4", "5"])
@@ -52,19 +49,19 @@ def check_one_group(session: Any) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_174_a_file_of_any_usual_kind_fills_the_buffer(session: Any, tmp_path: Path, name: str) -> None:
+def test_174_a_file_of_any_usual_kind_fills_the_buffer(session, tmp_path, name):
     WRITERS[name](tmp_path / name, ROWS)
     assert session.add(tmp_path / name) == 1
     check_one_group(session)
 
 
 @pytest.mark.parametrize("made", TABLES, ids=["pandas", "datasets", "pyarrow", "a generator"])
-def test_174_tables_and_datasets_are_rows(session: Any, made: Any) -> None:
+def test_174_tables_and_datasets_are_rows(session, made):
     assert session.add(made([*ROWS, {**ROWS[0], "group": 1, "advantage": 1.0}])) == 1
     check_one_group(session)
 
 
-def test_174_numbers_that_are_texts_stay_so_in_csv_and_lists_are_read(session: Any, tmp_path: Path) -> None:
+def test_174_numbers_that_are_texts_stay_so_in_csv_and_lists_are_read(session, tmp_path):
     made = rows_of("1=", ["007", "null", "1e5", ""], [1, 0, 0, 0.5])
     pd.DataFrame([{**row, "masked": number == 3} for number, row in enumerate(made)]).to_csv(tmp_path / "rows.csv")
     assert session.add(tmp_path / "rows.csv") == 1
@@ -77,7 +74,7 @@ def test_174_numbers_that_are_texts_stay_so_in_csv_and_lists_are_read(session: A
 
 
 @pytest.mark.parametrize("named", ["a list", "a folder", "a pattern", "the name that was exported to"])
-def test_174_groups_of_several_files_are_told_apart(tmp_path: Path, named: str) -> None:
+def test_174_groups_of_several_files_are_told_apart(tmp_path, named):
     """Numbers of groups begin at 0 in each, also where both have groups of one prompt."""
     folder = tmp_path / "out"
     folder.mkdir()
@@ -103,7 +100,7 @@ def test_174_groups_of_several_files_are_told_apart(tmp_path: Path, named: str) 
     assert session.buffer.table.row_advantage[:, 0].tolist() == [1, 2, 1, 2], "whole groups keep theirs"
 
 
-def test_174_a_prompt_with_all_its_completions_in_lists(session: Any) -> None:
+def test_174_a_prompt_with_all_its_completions_in_lists(session):
     row = {"prompt": "1=", "completions": list("2345"), "rewards": LIVE, "masked": [False, False, False, True]}
     other = {"prompt": "1=", "completions": list("6789"), "reward/scripted": LIVE, "note": [1]}
     assert session.add([row, other]) == 2
@@ -118,7 +115,7 @@ FOREIGN = [{"question": "1=", "answer": row["completion"], "score": row["reward"
 
 
 @pytest.mark.parametrize("by", ["the setting", "the argument"])
-def test_174_columns_of_other_names_are_named(tmp_path: Path, by: str) -> None:
+def test_174_columns_of_other_names_are_named(tmp_path, by):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(in_lines(FOREIGN))
     settings = {"replay_warm_start": [path], "replay_warm_start_columns": json.dumps(COLUMNS)}
@@ -130,7 +127,7 @@ def test_174_columns_of_other_names_are_named(tmp_path: Path, by: str) -> None:
     assert session.entry(0).rewards == {"scripted": LIVE}
 
 
-def test_174_missing_columns_are_told_with_the_remedy(session: Any) -> None:
+def test_174_missing_columns_are_told_with_the_remedy(session):
     words = r"Row 0 .* lacks prompt, completion: it has question, answer, score\. .*columns=\{'its name': 'prompt'\}"
     with pytest.raises(ReplayError, match=words):
         session.add(FOREIGN)
@@ -146,14 +143,14 @@ def test_174_missing_columns_are_told_with_the_remedy(session: Any) -> None:
 
 @pytest.mark.parametrize("name", ["prompt", "completion"])
 @pytest.mark.parametrize("write", [json.dumps, str])
-def test_174_messages_that_were_written_as_text_are_named(session: Any, name: str, write: Any) -> None:
+def test_174_messages_that_were_written_as_text_are_named(session, name, write):
     text = write([{"role": "user", "content": "1="}])
     with pytest.raises(ReplayError, match=f"Row 0 of .* has {name}=.* is messages written as text"):
         session.add([{**row, name: text} for row in ROWS])
 
 
 @pytest.fixture
-def in_folder(tmp_path: Path, monkeypatch: Any) -> None:
+def in_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -166,32 +163,44 @@ def in_folder(tmp_path: Path, monkeypatch: Any) -> None:
         ({"train": []}, "give a path, or rows"),
     ],
 )
-def test_174_what_holds_no_rows_is_named(
-    session: Any, tmp_path: Path, source: Any, words: str, monkeypatch: Any
-) -> None:
+def test_174_what_holds_no_rows_is_named(session, tmp_path, source, words, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.txt").write_text("1=")
     with pytest.raises(ReplayError, match=f"can't be read: .*{words}"):
         session.add(source)
 
 
-def test_174_a_table_with_a_column_twice_is_refused(session: Any, tmp_path: Path) -> None:
-    twice = pd.DataFrame([["1=", "1", 0.0, 1.0]], columns=["prompt", "completion", "reward", "reward"])
-    twice.to_csv(tmp_path / "rows.csv", index=False)
-    for source in (twice, tmp_path / "rows.csv"):
-        with pytest.raises(ReplayError, match=r"can't be read: .*'reward' twice"):
-            session.add(source)
+@pytest.mark.parametrize("name", ["missing.parquet", "missing.jsonl", "rows.csv"])
+def test_a_file_that_cannot_be_read_is_named(session, tmp_path, name):
+    with pytest.raises(ReplayError, match=f"{name} can't be read"):
+        session.add(tmp_path / name)
+
+
+NAMES = ["prompt", "completion", "reward", "reward"]
+TWICE = {
+    "pandas": lambda path: pd.DataFrame([["1=", "1", 0.0, 1.0]], columns=NAMES),
+    "rows.csv": lambda path: path.write_text(f"{','.join(NAMES)}\n1=,1,0,1\n"),
+    "rows.jsonl": lambda path: path.write_text('{"prompt": "1=", "completion": "1", "reward": 0, "reward": 1}\n'),
+    "rows.parquet": lambda path: parquet.write_table(pa.table([["1="], ["1"], [0.0], [1.0]], names=NAMES), path),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+def test_73_and_174_a_column_that_a_table_or_a_file_has_twice_is_named(session, tmp_path, kind):
+    made, name = TWICE[kind](tmp_path / kind), "" if kind == "pandas" else kind
+    with pytest.raises(ReplayError, match=f"{name} can't be read: .*'reward' twice"):
+        session.add(made if kind == "pandas" else tmp_path / kind)
 
 
 # the tables of completions that TRL logs
 
 
-def graded(completions: list[Any], **_: Any) -> list[float]:
+def graded(completions, **_):
     texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
     return [float(len(set(text))) for text in texts]
 
 
-def logged_run(folder: Path, make: Callable[..., Any], **settings: Any) -> tuple[Any, Path]:
+def logged_run(folder, make, **settings):
     """A run that logs its completions, each batch twice, and where."""
     trainer = make(folder, log_completions=True, max_steps=4, steps_per_generation=2,
                    per_device_train_batch_size=6, **settings)  # fmt: skip
@@ -200,12 +209,12 @@ def logged_run(folder: Path, make: Callable[..., Any], **settings: Any) -> tuple
     return trainer, folder / "completions"
 
 
-def of_texts(folder: Path, **settings: Any) -> Any:
+def of_texts(folder, **settings):
     return make_trainer(folder, graded, trainer_class=Spy, **settings)
 
 
 @pytest.mark.parametrize("make", [of_texts, chat_trainer], ids=["texts", "messages"])
-def test_174_what_trl_logged_is_a_warm_start(tmp_path: Path, make: Any) -> None:
+def test_174_what_trl_logged_is_a_warm_start(tmp_path, make):
     trainer, folder = logged_run(tmp_path / "first", make)
     assert len(list(folder.iterdir())) == 4
     again = make(tmp_path / "second", max_steps=1, per_device_train_batch_size=12)
@@ -219,7 +228,7 @@ def test_174_what_trl_logged_is_a_warm_start(tmp_path: Path, make: Any) -> None:
     assert all(list(entry.rewards) == ["graded"] for entry in made)
 
 
-def test_174_texts_that_trl_logged_without_special_tokens_get_the_datasets_prompts(tmp_path: Path) -> None:
+def test_174_texts_that_trl_logged_without_special_tokens_get_the_datasets_prompts(tmp_path):
     """As all releases before 1.15 log messages."""
     session = attached(chat_trainer(tmp_path))
     table = [
@@ -238,15 +247,13 @@ def test_174_texts_that_trl_logged_without_special_tokens_get_the_datasets_promp
 VERL = {"input": "prompt", "output": "completion", "score": "reward"}
 
 
-def of_verl(prompt: str) -> list[dict[str, Any]]:
+def of_verl(prompt):
     """What its `rollout_data_dir` holds: texts without special tokens."""
     return [{"input": prompt, "output": row["completion"], "score": row["reward"], "step": 1} for row in ROWS]
 
 
 @pytest.mark.parametrize("dataset", [QUESTION, "<bos><turn>user 1=<end>\n<turn>assistant "], ids=["messages", "texts"])
-def test_180_texts_that_others_logged_without_special_tokens_get_the_datasets_prompts(
-    tmp_path: Path, dataset: Any
-) -> None:
+def test_180_texts_that_others_logged_without_special_tokens_get_the_datasets_prompts(tmp_path, dataset):
     (tmp_path / "1.jsonl").write_bytes(in_lines(of_verl("user 1=\nassistant ")))
     session = attached(chat_trainer(tmp_path, prompt=dataset))
     assert session.add(tmp_path / "1.jsonl", columns=VERL) == 1
@@ -256,7 +263,7 @@ def test_180_texts_that_others_logged_without_special_tokens_get_the_datasets_pr
         session.add(of_verl("user 2=\nassistant "), columns=VERL)
 
 
-def test_174_files_are_read_as_datasets_reads_them(session: Any, tmp_path: Path) -> None:
+def test_174_files_are_read_as_datasets_reads_them(session, tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(in_lines(ROWS))
     dataset = load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train", cache_dir=str(tmp_path))
     assert session.add(dataset) == 1

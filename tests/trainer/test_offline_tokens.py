@@ -1,11 +1,7 @@
 """Token ids made of a file's texts and messages: those that the trainer would have made, or the row is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ from trl_replay.testing import make_tokenizer, make_trainer
 REWARDS = [1.0, 0.0, 0.0, 0.0]
 
 
-def said(*texts: str) -> list[Any]:
+def said(*texts):
     """Completions of one message."""
     return [[{"role": "assistant", "content": text}] for text in texts]
 
@@ -30,7 +26,7 @@ def said(*texts: str) -> list[Any]:
 
 @since("1.14", "the model's own end tokens")
 @pytest.mark.parametrize("prompt", [QUESTION, "<bos><turn>user 1=<end>\n<turn>assistant "])
-def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_path: Path, prompt: Any) -> None:
+def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_path, prompt):
     session = attached(chat_trainer(tmp_path))
     session.add(rows_of(prompt, [*said("1", "2<end>"), "3", "4<end>\n"], REWARDS))
     assert stored(session) == ["1<end>", "2<end>", "3<end>", "4<end>"]
@@ -41,7 +37,7 @@ def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_
 
 @since("1.14", "the model's own end tokens")
 @pytest.mark.parametrize(("template", "before"), [(ENDS_WHOLE, ""), (NAMES_CHANNEL, "<think>said ")])
-def test_154_what_a_template_puts_around_an_answer_is_that_answers(tmp_path: Path, template: str, before: str) -> None:
+def test_154_what_a_template_puts_around_an_answer_is_that_answers(tmp_path, template, before):
     trainer = chat_trainer(tmp_path, template=template, max_completion_length=20)
     session = attached(trainer)
     assert session.add(rows_of(QUESTION, said("1", "2<end>", "3", "4"), REWARDS)) == 1
@@ -52,13 +48,13 @@ def test_154_what_a_template_puts_around_an_answer_is_that_answers(tmp_path: Pat
 
 
 @since("1.14", "the model's own end tokens")
-def test_154_texts_get_the_end_token_where_no_template_is_in_sight(tmp_path: Path) -> None:
+def test_154_texts_get_the_end_token_where_no_template_is_in_sight(tmp_path):
     session = attached(chat_trainer(tmp_path, prompt="1="))
     session.add(rows_of("1=", ["1", "2<eos>", "3<end>", "456789"], REWARDS))
     assert stored(session) == ["1<eos>", "2<eos>", "3<end>", "456789"]
 
 
-def test_154_an_end_by_the_template_at_which_the_model_goes_on_is_told(tmp_path: Path) -> None:
+def test_154_an_end_by_the_template_at_which_the_model_goes_on_is_told(tmp_path):
     session = attached(chat_trainer(tmp_path, ends=False))
     with pytest.warns(UserWarning, match="ends an answer with '<end>', .* it stops at '<eos>'.* generation_config"):
         session.add(rows_of(QUESTION, said("1", "2", "3", "4"), REWARDS))
@@ -69,7 +65,7 @@ def test_154_an_end_by_the_template_at_which_the_model_goes_on_is_told(tmp_path:
 
 
 @pytest.mark.parametrize("prompt", ["<bos><turn>user 1=<end>\n<turn>assistant ", QUESTION])
-def test_157_a_prompt_gets_one_token_in_front(tmp_path: Path, prompt: Any) -> None:
+def test_157_a_prompt_gets_one_token_in_front(tmp_path, prompt):
     trainer = chat_trainer(tmp_path)
     session = attached(trainer)
     session.add(rows_of(prompt, list("1234"), REWARDS))
@@ -80,13 +76,13 @@ def test_157_a_prompt_gets_one_token_in_front(tmp_path: Path, prompt: Any) -> No
     assert of_trainer.count(3) == 1
 
 
-def test_157_a_plain_prompt_gets_its_token_as_before(tmp_path: Path) -> None:
+def test_157_a_plain_prompt_gets_its_token_as_before(tmp_path):
     session = attached(chat_trainer(tmp_path, prompt="1="))
     session.add(rows_of("1=", list("1234"), REWARDS))
     assert stored(session, key="prompt_ids") == ["<bos>1="]
 
 
-def test_157_what_a_prompt_ends_with_is_not_said_again(tmp_path: Path) -> None:
+def test_157_what_a_prompt_ends_with_is_not_said_again(tmp_path):
     """Templates of reasoning models begin the reasoning, and a teacher's text does, too."""
     session = attached(chat_trainer(tmp_path, prompt="1=<think>"))
     session.add(rows_of("1=<think>", ["<think>12", "3", "4", "5"], REWARDS))
@@ -97,7 +93,7 @@ def test_157_what_a_prompt_ends_with_is_not_said_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
-def test_156_cut_off_rows_of_files_are_masked_as_the_trainer_masks_its_own(tmp_path: Path, with_ids: bool) -> None:
+def test_156_cut_off_rows_of_files_are_masked_as_the_trainer_masks_its_own(tmp_path, with_ids):
     tokenizer = make_tokenizer()
     made = rows_of("1=", ["1", "222222", "333333", "444444"], REWARDS)
     if with_ids:
@@ -115,7 +111,7 @@ def test_156_cut_off_rows_of_files_are_masked_as_the_trainer_masks_its_own(tmp_p
     assert loss_mask(steps[1][1])[replaced].sum(dim=1).tolist() == [2, 0, 0, 0]
 
 
-def test_156_a_group_of_cut_off_rows_alone_is_refused(tmp_path: Path) -> None:
+def test_156_a_group_of_cut_off_rows_alone_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([DEAD]), mask_truncated_completions=True)
     session = attached(trainer)
     assert session.add(rows_of("1=", ["123456", "222222", "333333", "444444"], REWARDS)) == 0
@@ -126,7 +122,7 @@ def test_156_a_group_of_cut_off_rows_alone_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "short"), [(4, "refuse"), (2, "refuse"), (6, "resample")])
-def test_160_groups_that_are_cut_or_filled_up_get_advantages_anew(tmp_path: Path, size: int, short: str) -> None:
+def test_160_groups_that_are_cut_or_filled_up_get_advantages_anew(tmp_path, size, short):
     made = [
         {**row, "advantage": 30.0 if row["reward"] else -10.0, "group": number}
         for number, right in enumerate("14")
@@ -147,10 +143,10 @@ def test_160_groups_that_are_cut_or_filled_up_get_advantages_anew(tmp_path: Path
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 @pytest.mark.parametrize("form", ["trl", "verifiers", "verifiers without numbers", "ids"])
-def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_path: Path, form: str) -> None:
-    kept: list[Any] = []
+def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_path, form):
+    kept = []
 
-    def reward(completions: Any, **_: Any) -> list[float]:
+    def reward(completions, **_):
         kept[:] = completions
         return LIVE
 
@@ -177,7 +173,7 @@ def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_
     assert "completion_mask" not in group.tensors, "all of it is seen"
 
 
-def as_verifiers(message: dict[str, Any], numbered: bool) -> dict[str, Any]:
+def as_verifiers(message, numbered):
     """As verifiers and prime-rl write it: calls as JSON, without the outer mapping; tools by the number of a call."""
     if message["role"] == "tool":
         number = {"tool_call_id": "call_0"} if numbered else {"tool_calls": None}
@@ -187,7 +183,7 @@ def as_verifiers(message: dict[str, Any], numbered: bool) -> dict[str, Any]:
     return {**message, "tool_calls": flat or None}
 
 
-def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path: Path) -> None:
+def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path):
     trainer = chat_trainer(tmp_path, max_completion_length=40)
     session = attached(trainer)
     turns = [
@@ -213,16 +209,14 @@ def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path: Path) -> 
         ([{"role": "assistant", "content": None, "tool_calls": ["{"]}], "a call of a tool can't be read"),
     ],
 )
-def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(
-    tmp_path: Path, completion: Any, reason: str
-) -> None:
+def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(tmp_path, completion, reason):
     session = attached(chat_trainer(tmp_path))
     assert session.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS])) == 1
     (counted,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
     assert reason in counted
 
 
-def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path: Path) -> None:
+def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path):
     """As verifiers writes them: with a reward of 0."""
     session = attached(chat_trainer(tmp_path))
     failed = rows_of(QUESTION, [[], None, said("1")[0]], [0.0] * 3)
@@ -237,7 +231,7 @@ def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path: Path) -> None:
     }
 
 
-def test_156_a_row_that_its_file_calls_cut_off_gets_no_end(tmp_path: Path) -> None:
+def test_156_a_row_that_its_file_calls_cut_off_gets_no_end(tmp_path):
     session = attached(chat_trainer(tmp_path, mask_truncated_completions=True))
     made = rows_of(QUESTION, said(*"1234"), REWARDS)
     made[3]["is_truncated"] = True
@@ -246,7 +240,7 @@ def test_156_a_row_that_its_file_calls_cut_off_gets_no_end(tmp_path: Path) -> No
     assert session.buffer.load(0).tensors["completion_mask"].tolist() == [1, 1, 1, 1, 1, 1, 0], "it is masked"
 
 
-def test_155_ids_of_several_turns_without_a_mask_are_refused(tmp_path: Path) -> None:
+def test_155_ids_of_several_turns_without_a_mask_are_refused(tmp_path):
     session = attached(make_trainer(tmp_path, Rewards([DEAD])))
     turns = [*said("1")[0], {"role": "tool", "content": "2"}, *said("3")[0]]
     assert session.add(rows(prompt_ids=[4], completion_ids=[6, 7], completion=turns)) == 0

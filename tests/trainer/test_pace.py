@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from generating import Coins
+from scenarios import train
 from support import logged
 from trl import GRPOTrainer
 
@@ -145,7 +146,5 @@ def test_what_was_not_measured_is_not_told(tmp_path: Path) -> None:
     with pace.scoring(), pace.generating():
         pass
     assert pace.spent == Spent()
-    trainer = make_trainer(tmp_path, Coins(0.5), max_steps=4)
-    session = trl_replay.attach(trainer)
-    trainer.train()
+    session = train(tmp_path, rewards=Coins(0.5)).session
     assert "generation takes" not in session.explain(), "too few updates"

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from replaying import Watch, build, check_batches, check_losses
-from support import DEAD, HALF, LIVE, Rewards, logged, record
+from replaying import build
+from scenarios import Scenario, compared, follow, train
+from support import DEAD, HALF, LIVE, Rewards, plugin, scoring
 
-import trl_replay
 from trl_replay import HookError, ResultError, hookimpl
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT, WITHOUT_KL
-from trl_replay.testing import make_trainer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
-
-
-@contextmanager
-def plugin(**hooks: Callable[..., Any]) -> Iterator[None]:
-    """A registered plugin `mine`."""
-    functions = {f"trl_replay_{name}": staticmethod(hookimpl(function)) for name, function in hooks.items()}
-    trl_replay.register(type("Plugin", (), functions)(), "mine")
-    try:
-        yield
-    finally:
-        trl_replay.unregister("mine")
 
 
 def of_page(words: str) -> Callable[..., Any]:
@@ -48,15 +35,12 @@ def flags_of(steps: list[Any]) -> list[list[int]]:
     return [out[ROWS][:, 1].tolist() for _, out in steps]
 
 
-def train(folder: Path, hooks: dict[str, Callable[..., Any]], settings: Any = None, **replay: Any) -> Any:
-    """Trains with every loss by hand; returns session and watch."""
-    with plugin(**hooks):
-        trainer = build(folder, Rewards(*SCRIPT), **{"max_steps": 7, **(settings or {})})
-        session = trl_replay.attach(trainer, replay_plugins="mine", **{"replay_start": 0, **replay})
-        watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
-        trainer.watch, trainer.compared = watch, []
-        trainer.train()
-    return trainer, session, watch
+def by_hand(folder: Path, plan: Callable[..., Any], settings: Any = None, **replay: Any) -> Any:
+    """Trains with every batch, loss and gradient by hand; returns session and watch."""
+    training = {"max_steps": 7, "max_completion_length": 6, "learning_rate": 1e-2, **(settings or {})}
+    with plugin(plan=plan):
+        trainer, session = follow(folder, Scenario(training, {"replay_plugins": "mine", **replay}, SCRIPT))
+    return session, trainer.watch
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo"])
@@ -66,8 +50,7 @@ def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_deno
     def mask(plan: Any, groups: Any, table: Any) -> None:
         plan.masked |= plan.column(table.row_length, groups.lengths) % 3 == 0
 
-    trainer, session, watch = train(tmp_path, {"plan": mask}, {"loss_type": loss})
-    check_losses(trainer)
+    session, watch = by_hand(tmp_path, mask, {"loss_type": loss})
     lengths = [out["completion_mask"].sum(dim=1) for _, out in watch.steps]
     for of_step, flags in zip(lengths, flags_of(watch.steps), strict=True):
         masked = [bool(flag & EXCLUDED and flag & SILENT) for flag in flags]
@@ -83,17 +66,14 @@ def test_172_a_plan_that_leaves_nothing_to_train_on_is_told(tmp_path: Path, way:
     def nothing(plan: Any) -> None:
         setattr(plan, way, np.zeros_like(plan.advantages) if way == "advantages" else np.ones_like(plan.masked))
 
-    with plugin(plan=nothing):
-        trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [LIVE, DEAD, DEAD]), max_steps=4)
-        session = trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
-        trainer.train()
-    assert logged(trainer, "grad_norm") == [0.0] * 4
-    assert logged(trainer, "replay/dead_fraction_after") == [1.0] * 4
+    run = train(tmp_path, [LIVE, HALF, LIVE], [LIVE, DEAD, DEAD], hooks={"plan": nothing})
+    assert run.logged("grad_norm") == [0.0] * 4
+    assert run.logged("replay/dead_fraction_after") == [1.0] * 4
     muted = 0.0 if way == "advantages" else 1.0
-    assert logged(trainer, "replay/masked_rows_fraction") == [muted] * 4
+    assert run.logged("replay/masked_rows_fraction") == [muted] * 4
     reason = "a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the plugin"
-    assert session.totals.reasons[f"{reason} 'mine'"] == 12
-    assert f"12 x {reason}" in session.explain()
+    assert run.reasons[f"{reason} 'mine'"] == 12
+    assert f"12 x {reason}" in run.session.explain()
 
 
 @pytest.mark.parametrize("iterations", ["same", "replay"])
@@ -108,13 +88,9 @@ def test_the_plugin_of_the_page_that_drops_the_kl_term_of_old_rows(tmp_path: Pat
         assert (old == ~plan.kl).all()
         seen.append((context.iteration, int((~plan.kl).sum())))
 
-    settings = {"beta": 0.2, "num_iterations": 2, "max_steps": 30}
-    with plugin(plan=plan):
-        trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], *[[DEAD] * 3] * 20), **settings)
-        session = trl_replay.attach(trainer, replay_plugins="mine", replay_start=0, replay_iterations=iterations)
-        steps = record(session)
-        trainer.train()
-    told = [sum(bool(flag & WITHOUT_KL) for flag in flags) for flags in flags_of(steps)]
+    settings = {"beta": 0.2, "num_iterations": 2, "max_steps": 30, "replay_iterations": iterations}
+    run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD] * 3, hooks={"plan": plan}, **settings)
+    told = [sum(bool(flag & WITHOUT_KL) for flag in flags) for flags in flags_of(run.steps)]
     assert sum(count for _, count in seen) > 0
     assert {iteration for iteration, _ in seen} == ({0, 1} if iterations == "replay" else {0})
     assert max(told) > 0
@@ -130,19 +106,16 @@ def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path: Path) -> Non
         stretched = type("Groups", (), {"lengths": groups.lengths * 300})()
         code(plan, stretched, Stretched, context)
 
-    trainer, _, watch = train(tmp_path, {"plan": shorter})
-    check_losses(trainer)
+    _, watch = by_hand(tmp_path, shorter)
     for (_, out), flags in zip(watch.steps, flags_of(watch.steps), strict=True):
         assert [bool(flag & EXCLUDED) for flag in flags] == (out["completion_mask"].sum(dim=1) > 3).tolist()
 
 
 def test_the_plugin_of_the_page_that_copies_the_best_group(tmp_path: Path) -> None:
-    trainer, session, watch = train(
-        tmp_path, {"plan": of_page("a copy of the batch's best")}, settings={"loss_type": "grpo"}, replay_buffer_size=0
-    )
-    for found, expected, _ in trainer.compared:
-        assert found == pytest.approx(expected, rel=2e-4, abs=2e-5)
-    for before, after in watch.steps:
+    trainer = build(tmp_path, Rewards(*SCRIPT), loss_type="grpo", max_steps=7)
+    with plugin(plan=of_page("a copy of the batch's best")):
+        session = compared(trainer, {"replay_buffer_size": 0, "replay_plugins": "mine"}, batches=False)
+    for before, after in trainer.watch.steps:
         advantages = before["advantages"].view(3, 4)
         live = advantages.abs().amax(dim=1) > 0
         best = max(live.nonzero().flatten().tolist(), key=lambda slot: int((advantages[slot] > 0).sum()))
@@ -159,15 +132,9 @@ def test_silent_rows_count_in_the_denominator_and_changed_advantages_are_trained
         plan.silent[:, 0] = True
         plan.advantages = plan.advantages * 0.5
 
-    with plugin(plan=plan):
-        trainer = build(tmp_path, Rewards(*SCRIPT), max_steps=5, loss_type="grpo")
-        session = trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
-        steps: list[Any] = []
-        step = session.step
-        session.step = lambda batch, score=None: steps.append((batch, step(batch, score))) or steps[-1][1]  # type: ignore[func-returns-value]
-        trainer.train()
-    stored = session.buffer.table.row_advantage
-    for before, after in steps:
+    run = train(tmp_path, *SCRIPT, hooks={"plan": plan}, max_steps=5, loss_type="grpo")
+    stored = run.table.row_advantage
+    for before, after in run.steps:
         flags = after[ROWS][:, 1].view(3, 4)
         assert (flags[:, 0] & (SILENT | EXCLUDED)).tolist() == [SILENT] * 3
         fresh = after[ROWS][:, 0] >= 0
@@ -211,21 +178,18 @@ def edit(**columns: Any) -> Callable[..., None]:
 def test_an_edit_that_a_plan_does_not_allow_names_the_plugin(
     tmp_path: Path, change: Callable[..., Any], words: str
 ) -> None:
-    with plugin(plan=change):
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-        trl_replay.attach(trainer, replay_plugins="mine")
-        with pytest.raises((ResultError, HookError), match=words) as raised:
-            trainer.train()
+    with pytest.raises((ResultError, HookError), match=words) as raised:
+        train(tmp_path, *SCRIPT, hooks={"plan": change}, max_steps=2)
     assert "mine" in str(raised.value)
 
 
 def test_nothing_is_taken_back(tmp_path: Path) -> None:
-    with plugin(advantages=lambda groups: np.where(groups.lengths > 2, np.nan, groups.advantages),
-                plan=edit(masked=lambda plan: np.zeros_like(plan.masked))):  # fmt: skip
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-        trl_replay.attach(trainer, replay_plugins="mine")
-        with pytest.raises(ResultError, match="a plugin may only mask rows"):
-            trainer.train()
+    masks = {
+        "advantages": lambda groups: np.where(groups.lengths > 2, np.nan, groups.advantages),
+        "plan": edit(masked=lambda plan: np.zeros_like(plan.masked)),
+    }
+    with pytest.raises(ResultError, match="a plugin may only mask rows"):
+        train(tmp_path, *SCRIPT, hooks=masks, max_steps=2)
 
 
 def test_a_copy_of_masked_rows_stays_masked_too(tmp_path: Path) -> None:
@@ -233,18 +197,9 @@ def test_a_copy_of_masked_rows_stays_masked_too(tmp_path: Path) -> None:
         plan.copy([1], [0])
         plan.masked[1] = False
 
-    masking = type(
-        "Masking", (), {"trl_replay_plan": staticmethod(hookimpl(edit(masked=lambda plan: plan.kl.copy())))}
-    )
-    trl_replay.register(masking(), "masking")
-    try:
-        with plugin(plan=copy_and_unmask):
-            trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-            trl_replay.attach(trainer, replay_plugins=["mine", "masking"])  # the last one is called first
-            with pytest.raises(ResultError, match="a plugin may only mask rows"):
-                trainer.train()
-    finally:
-        trl_replay.unregister("masking")
+    first, last = plugin(plan=copy_and_unmask), plugin("masking", plan=edit(masked=lambda plan: plan.kl.copy()))
+    with first, last, pytest.raises(ResultError, match="a plugin may only mask rows"):
+        train(tmp_path, *SCRIPT, max_steps=2, replay_plugins=["mine", "masking"])  # the last one is called first
 
 
 def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it(tmp_path: Path) -> None:
@@ -254,26 +209,25 @@ def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it
         plan.masked[:, 1] = True
         seen.append(plan)
 
-    _, session, watch = train(tmp_path, {"plan": plan}, replay_unfilled="exclude", replay_buffer_size=0)
-    for edited, flags in zip(seen, flags_of(watch.steps), strict=True):
+    excluding = {"replay_unfilled": "exclude", "replay_buffer_size": 0}
+    run = train(tmp_path, *SCRIPT, hooks={"plan": plan}, replaced=0, **excluding)
+    for edited, flags in zip(seen, flags_of(run.steps), strict=True):
         dead = edited.masked.all(axis=1)
         assert dead.any(), "the setting has come after the plugin"
         assert [bool(flag & EXCLUDED) for flag in flags] == edited.masked.ravel().tolist()
-    assert session.totals.counters["excluded"] > 0
+    assert run.counters["excluded"] > 0
 
 
-def test_142_a_setting_runs_after_a_plugin_that_asks_to_be_last(tmp_path: Path, plug: Any) -> None:
+def test_142_a_setting_runs_after_a_plugin_that_asks_to_be_last(tmp_path: Path) -> None:
     seen = []
 
-    class Last:
-        @hookimpl(trylast=True)
-        def trl_replay_plan(self, plan: Any) -> None:
-            seen.append(bool(plan.masked.any()))
+    @hookimpl(trylast=True)
+    def last(plan: Any) -> None:
+        seen.append(bool(plan.masked.any()))
 
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
-    session = trl_replay.attach(trainer, replay_plugins=plug(Last()), replay_unfilled="exclude", replay_buffer_size=0)
-    trainer.train()
-    assert session.totals.counters["excluded"] > 0
+    excluding = {"replay_unfilled": "exclude", "replay_buffer_size": 0, "max_steps": 3}
+    run = train(tmp_path, *SCRIPT, hooks={"plan": last}, replaced=0, **excluding)
+    assert run.counters["excluded"] > 0
     assert seen == [False] * 3
 
 
@@ -281,65 +235,39 @@ def test_in_a_dry_run_nothing_is_treated(tmp_path: Path) -> None:
     def plan(plan: Any) -> None:
         raise AssertionError("called in a dry run")
 
-    with plugin(plan=plan):
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
-        session = trl_replay.attach(trainer, replay_plugins="mine", replay_dry_run=True, replay_unfilled="exclude")
-        trainer.train()
-    assert session.totals.counters["replaced"] > 0
-    assert session.totals.counters["excluded"] == 0
+    run = train(tmp_path, *SCRIPT, hooks={"plan": plan}, replay_dry_run=True, replay_unfilled="exclude")
+    assert run.counters["excluded"] == 0
 
 
 def test_entries_that_a_plugin_holds_back_stay_stored_and_explain_says_why(tmp_path: Path) -> None:
-    with plugin(eligible=lambda table, context: {"on Mondays": np.ones(len(table), bool)}):
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
-        session = trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
-        trainer.train()
-    assert session.totals.counters["replaced"] == 0
+    held = {"eligible": lambda table, context: {"on Mondays": np.ones(len(table), bool)}}
+    session = train(tmp_path, *SCRIPT, hooks=held, replaced=0).session
     assert len(session.buffer) > 0
     assert "(held back: on Mondays)" in session.explain()
 
 
 @pytest.mark.parametrize("result", [[1], {"why": [1.0]}, {"why": np.ones(99, bool)}])
 def test_a_wrong_mask_of_eligible_entries_names_the_plugin(tmp_path: Path, result: Any) -> None:
-    with plugin(eligible=lambda table, context: result):
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
-        trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
-        with pytest.raises(ResultError, match=r"'mine'.*trl_replay_eligible.* bool of shape"):
-            trainer.train()
+    with pytest.raises(ResultError, match=r"'mine'.*trl_replay_eligible.* bool of shape"):
+        train(tmp_path, *SCRIPT, hooks={"eligible": lambda table, context: result})
 
 
 def test_what_a_plugin_notes_stands_in_explain(tmp_path: Path) -> None:
-    with plugin(plan=lambda plan, context: context.note("it was Monday", int(plan.unfilled.sum()))):
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
-        session = trl_replay.attach(trainer, replay_plugins="mine")
-        trainer.train()
-    assert re.search(r"\d+ x it was Monday", session.explain())
+    noting = {"plan": lambda plan, context: context.note("it was Monday", int(plan.unfilled.sum()))}
+    assert re.search(r"\d+ x it was Monday", train(tmp_path, *SCRIPT, hooks=noting).session.explain())
 
 
 def test_with_an_advantage_for_each_token_a_plan_masks_rows_and_changes_none(tmp_path: Path) -> None:
-    from trl import GRPOTrainer
+    def widened(batch: Any) -> Any:
+        width = batch["completion_ids"].size(1)
+        return {**batch, "advantages": batch["advantages"].unsqueeze(1).expand(-1, width).clone()}
 
-    class OfTokens(GRPOTrainer):
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            batch = super()._generate_and_score_completions(inputs)
-            wide = batch["advantages"].unsqueeze(1).expand(-1, batch["completion_ids"].size(1))
-            return {**batch, "advantages": wide.clone()}
-
-    for number, (change, fails) in enumerate(
-        [(edit(masked=lambda plan: plan.kl), False), (edit(advantages=lambda plan: plan.advantages * 2), True)]
-    ):
-        with plugin(plan=change):
-            trainer = make_trainer(tmp_path / str(number), Rewards(*SCRIPT), max_steps=2, trainer_class=OfTokens)
-            trl_replay.attach(trainer, replay_plugins="mine")
-            if fails:
-                with pytest.raises(ResultError, match="has per-token advantages"):
-                    trainer.train()
-            else:
-                trainer.train()
+    settings = {"trainer_class": scoring(widened), "max_steps": 2}
+    run = train(tmp_path, *SCRIPT, hooks={"plan": edit(masked=lambda plan: plan.kl)}, **settings)
+    assert run.session.metrics["replay/masked_rows_fraction"] == 1.0
+    with pytest.raises(ResultError, match="has per-token advantages"):
+        train(tmp_path, *SCRIPT, hooks={"plan": edit(advantages=lambda plan: plan.advantages * 2)}, **settings)
 
 
-def test_check_batches_still_holds_with_a_plugin_that_edits_nothing(tmp_path: Path) -> None:
-    trainer, session, watch = train(tmp_path, {"plan": lambda plan: None})
-    check_batches(watch)
-    check_losses(trainer)
-    assert session.totals.counters["replaced"] > 0
+def test_batches_losses_and_gradients_are_those_by_hand_with_a_plugin_that_edits_nothing(tmp_path: Path) -> None:
+    by_hand(tmp_path, lambda plan: None)

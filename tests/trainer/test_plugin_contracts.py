@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import DEAD, HALF, LIVE, Rewards
+from scenarios import train
+from support import DEAD, HALF, LIVE, plugin_class
 
 import trl_replay
 from trl_replay import Corrected, hookimpl
@@ -29,7 +30,6 @@ from trl_replay.testing import (
     make_groups,
     make_inputs_context,
     make_prompts,
-    make_trainer,
 )
 
 
@@ -87,77 +87,31 @@ class NeedsItsFolder(Counts):
         self.batches[session.buffer.table] = json.loads((directory / "counts.json").read_text())
 
 
-class Halves:
-    @hookimpl
-    def trl_replay_advantages(self, groups: Any) -> Any:
-        return groups.advantages / 2
+def shapes(shape: Any) -> type:
+    return plugin_class(advantages=shape)
 
 
-class Drifts:
-    """Shapes by the update, and each time otherwise."""
-
-    @hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-        return groups.advantages / (1 + context.update)
+def chooses(choose: Any) -> type:
+    return plugin_class(inputs=lambda groups_of_rows, context: choose(groups_of_rows))
 
 
-class Misshapes:
-    @hookimpl
-    def trl_replay_advantages(self, groups: Any) -> Any:
-        return groups.reward_mean
+CALLS = itertools.count(1)
 
 
-class Reverses:
-    @hookimpl
-    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
-        return list(reversed(groups_of_rows))
-
-
-class Rolls:
-    """Draws from a generator of its own, which all runs share."""
-
-    numbers = itertools.count()
-
-    @hookimpl
-    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
-        return [{"prompt": str(next(self.numbers))} for _ in groups_of_rows]
-
-
-class Shortens:
-    @hookimpl
-    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
-        return groups_of_rows[:1]
-
-
-class MasksOld:
+def masks_old(plan: Any, groups: Any, table: Any, context: Any) -> None:
     """Masks stored rows, and as many fresh ones as it draws."""
-
-    @hookimpl
-    def trl_replay_plan(self, plan: Any, groups: Any, table: Any, context: Any) -> None:
-        plan.masked |= plan.stored & (table.difficulty.max() > 0.8)
-        plan.silent |= plan.fresh & (context.rng.random(plan.entry.shape) < 0.5)
+    plan.masked |= plan.stored & (table.difficulty.max() > 0.8)
+    plan.silent |= plan.fresh & (context.rng.random(plan.entry.shape) < 0.5)
 
 
-class Unmasks:
-    @hookimpl
-    def trl_replay_plan(self, plan: Any) -> None:
-        plan.masked[:] = plan.entry == -(2**63)
-        plan.kl[:] = True
-        plan.masked[:, 0] = False
+def unmasks(plan: Any) -> None:
+    plan.masked[:] = plan.entry == -(2**63)
+    plan.kl[:] = True
+    plan.masked[:, 0] = False
 
 
-class Chances:
-    numbers = itertools.count(1)
-
-    @hookimpl
-    def trl_replay_plan(self, plan: Any) -> None:
-        plan.advantages = np.where(plan.fresh, plan.advantages / next(self.numbers), plan.advantages)
-
-
-class Global:
-    @hookimpl
-    def trl_replay_plan(self, plan: Any) -> None:
-        np.random.random()
+def differs(plan: Any) -> None:
+    plan.advantages = np.where(plan.fresh, plan.advantages / next(CALLS), plan.advantages)
 
 
 def perform(suite: type, folder: Path, **attributes: Any) -> None:
@@ -169,14 +123,19 @@ def perform(suite: type, folder: Path, **attributes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suite", "plugin"), [(PluginContract, Counts), (AdvantagesContract, Halves), (InputsContract, Reverses)]
+    ("suite", "plugin"),
+    [
+        (PluginContract, Counts),
+        (AdvantagesContract, shapes(lambda groups: groups.advantages / 2)),
+        (InputsContract, chooses(lambda rows: rows[::-1])),
+    ],
 )
 def test_a_plugin_that_keeps_its_contract_passes(tmp_path: Path, suite: type, plugin: type) -> None:
     perform(suite, tmp_path, plugin=plugin)
 
 
 def test_176_a_plan_that_reads_a_column_of_the_plugins_keeps_its_contract(tmp_path: Path) -> None:
-    perform(PlanContract, tmp_path, plugin=MasksOld, columns={"difficulty": [0.5, 0.9]})
+    perform(PlanContract, tmp_path, plugin=plugin_class(plan=masks_old), columns={"difficulty": [0.5, 0.9]})
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -223,13 +182,17 @@ def test_176_strategies_may_read_columns_of_a_plugin(tmp_path: Path, suite: type
         (PluginContract, CountsForAll, "began with what the first had left"),
         (PluginContract, Forgets, "saves other files than it has loaded"),
         (PluginContract, NeedsItsFolder, "No such file"),
-        (AdvantagesContract, Drifts, "the same groups got other advantages"),
-        (AdvantagesContract, Misshapes, r"must return numbers of shape \(3, 4\)"),
-        (InputsContract, Rolls, "chose other rows"),
-        (InputsContract, Shortens, "must return a list of 4 rows"),
-        (PlanContract, Unmasks, "was unmasked"),
-        (PlanContract, Chances, "gave another plan.advantages"),
-        (PlanContract, Global, "global generator was used"),
+        (
+            AdvantagesContract,
+            shapes(lambda groups, context: groups.advantages / (1 + context.update)),
+            "the same groups got other advantages",
+        ),
+        (AdvantagesContract, shapes(lambda groups: groups.reward_mean), r"must return numbers of shape \(3, 4\)"),
+        (InputsContract, chooses(lambda rows: [{"prompt": str(next(CALLS))} for _ in rows]), "chose other rows"),
+        (InputsContract, chooses(lambda rows: rows[:1]), "must return a list of 4 rows"),
+        (PlanContract, plugin_class(plan=unmasks), "was unmasked"),
+        (PlanContract, plugin_class(plan=differs), "gave another plan.advantages"),
+        (PlanContract, plugin_class(plan=lambda plan: np.random.random() * 0 or None), "global generator was used"),
     ],
 )
 def test_a_plugin_that_breaks_its_contract_is_noticed(tmp_path: Path, suite: type, plugin: type, words: str) -> None:
@@ -240,9 +203,6 @@ def test_a_plugin_that_breaks_its_contract_is_noticed(tmp_path: Path, suite: typ
 def writes(rows: Any, context: Any) -> Corrected:
     rows.advantages[:] = 0
     return Corrected(rows.behavior_logps)
-
-
-CALLS = itertools.count(1)
 
 
 @pytest.mark.parametrize(
@@ -279,43 +239,26 @@ def at_most(entries: int, drops: bool) -> Any:
 
 @pytest.mark.parametrize(("drops", "expected"), [(True, 2), (False, 8)])
 def test_an_evictor_that_says_so_drops_entries_where_there_is_room(tmp_path: Path, drops: bool, expected: int) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), prompts=("1=", "2=", "3="))
-    session = trl_replay.attach(trainer, replay_evictor=at_most(1, drops))
-    trainer.train()
-    assert len(session.buffer) == expected, "at most one entry of each of two prompts"
-    assert session.totals.counters["evicted"] == 8 - expected
+    run = train(tmp_path, [LIVE, HALF, DEAD], prompts=("1=", "2=", "3="), replay_evictor=at_most(1, drops))
+    assert len(run.table) == expected, "at most one entry of each of two prompts"
+    assert run.counters["evicted"] == 8 - expected
     if drops:
-        assert session.buffer.table.update.tolist() == [3, 3], "the newest stay"
+        assert run.table.update.tolist() == [3, 3], "the newest stay"
 
 
-def test_a_plugin_that_ranks_says_by_itself_whether_it_drops(tmp_path: Path, plug: Any) -> None:
-    class Ranks:
-        @hookimpl
-        def trl_replay_rank(self, table: Any, context: Any) -> Any:
-            return np.full(len(table), -np.inf)
-
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
-    session = trl_replay.attach(trainer, replay_evictor=at_most(1, True), replay_plugins=[plug(Ranks())])
-    trainer.train()
-    assert len(session.buffer) == 8
+def test_a_plugin_that_ranks_says_by_itself_whether_it_drops(tmp_path: Path) -> None:
+    ranks = {"rank": lambda table, context: np.full(len(table), -np.inf)}
+    assert len(train(tmp_path, [LIVE, HALF, DEAD], replay_evictor=at_most(1, True), hooks=ranks).table) == 8
 
 
-def test_metrics_are_told_of_the_fresh_groups_as_they_train(tmp_path: Path, plug: Any) -> None:
+def test_metrics_are_told_of_the_fresh_groups_as_they_train(tmp_path: Path) -> None:
     seen: list[Any] = []
-
-    class Watches:
-        @hookimpl
-        def trl_replay_advantages(self, groups: Any) -> Any:
-            return np.where(groups.reward == 0.0, np.nan, groups.advantages)
-
-        @hookimpl
-        def trl_replay_metrics(self, context: Any) -> dict[str, float]:
-            seen.append(context.fresh)
-            return {}
-
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=2)
-    trl_replay.attach(trainer, replay_start=0, replay_plugins=[plug(Watches())])
-    trainer.train()
+    watching = {
+        "advantages": lambda groups: np.where(groups.reward == 0.0, np.nan, groups.advantages),
+        "metrics": lambda context: seen.append(context.fresh) or {},
+    }
+    train(tmp_path, [LIVE, HALF, DEAD], max_steps=2, hooks=watching)
+    assert len(seen) == 2
     for fresh in seen:
         assert fresh.reward_mean.tolist() == [0.25, 0.5, 0.0], "replaced ones included"
         assert fresh.masked.sum(axis=1).tolist() == [3, 2, 4]
@@ -332,18 +275,15 @@ HOLDS = {
 """What the page on hooks says that a hook's context holds."""
 
 
-def test_a_context_holds_what_the_page_on_hooks_says(tmp_path: Path, plug: Any) -> None:
+def test_a_context_holds_what_the_page_on_hooks_says(tmp_path: Path) -> None:
     held: dict[str, set[str]] = {}
 
     def watch(hook: str) -> Any:
-        def watching(self: Any, context: Any) -> None:
+        def watching(context: Any) -> None:
             held[hook] = {name for name in ("slots", "prompts", "fresh") if getattr(context, name) is not None}
 
-        return hookimpl(watching)
+        return watching
 
-    watcher = type("Watcher", (), {f"trl_replay_{hook}": watch(hook) for hook in HOLDS})()
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
-    settings = {"replay_plugins": [plug(watcher)], "replay_start": 0, "replay_buffer_size": 2, "replay_record": "loss"}
-    trl_replay.attach(trainer, **settings)
-    trainer.train()
+    settings = {"replay_buffer_size": 2, "replay_record": "loss"}
+    train(tmp_path, [LIVE, HALF, DEAD], hooks={hook: watch(hook) for hook in HOLDS}, **settings)
     assert held == HOLDS

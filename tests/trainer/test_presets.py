@@ -7,29 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Rewards, plugin, plugin_class
 from trl import TrlParser
 
 import trl_replay
-from trl_replay import PluginError, Preset, ReplayConfig, hookimpl
+from trl_replay import PluginError, Preset, ReplayConfig
 from trl_replay.testing import make_trainer
 
 SETTINGS = {"replay_max_fraction": 0.5, "replay_max_age": 3, "replay_evictor": "fifo"}
 DEFAULTS = {"replay_max_fraction": 1.0, "replay_max_age": None, "replay_evictor": "prompt_balanced"}
 
 
-class Presets:
-    @hookimpl
-    def trl_replay_presets(self) -> Iterator[Preset]:
-        yield Preset("half", SETTINGS, "half of everything")
-        yield Preset("off", {"use_replay": False}, "no replay")
+PRESETS = [Preset("half", SETTINGS, "half of everything"), Preset("off", {"use_replay": False}, "no replay")]
 
 
 @pytest.fixture(autouse=True)
 def _presets() -> Iterator[None]:
-    trl_replay.register(Presets(), "presets")
-    yield
-    trl_replay.unregister("presets")
+    with plugin("presets", presets=lambda: PRESETS):
+        yield
 
 
 @pytest.fixture
@@ -89,4 +84,4 @@ def test_48_values_of_a_config_are_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "n" * 256, "\0" * 86, "é" * 50, "one/two", "/", "a/../../b"])
 def test_51_and_71_a_plugin_name_that_names_no_folder_is_refused(name: str) -> None:
     with pytest.raises(PluginError, match="The plugin name"):
-        trl_replay.register(Presets(), name)
+        trl_replay.register(plugin_class(presets=lambda: PRESETS)(), name)

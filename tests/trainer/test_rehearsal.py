@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from support import DEAD, LIVE, Rewards, weights_hash
+from support import DEAD, LIVE, Rewards, plugin, weights_hash
 
 import trl_replay
 from trl_replay import ConfigurationError, Corrected
@@ -137,8 +137,8 @@ def test_166_token_weights_of_ones_own_are_refused_where_a_row_has_one_ratio(tmp
 
 def test_every_built_in_strategy_passes(trainer: Any) -> None:
     for kind in KINDS:
-        for plugin, spec in registry().strategies(kind):
-            if plugin.name in (BUILTIN, "freshness"):
+        for owner, spec in registry().strategies(kind):
+            if owner.name in (BUILTIN, "freshness"):
                 settings = {"replay_sampler": "proportional"} if spec.name == "per" else {}
                 settings |= {"replay_advantages": "stored", "replay_record": "forward"}
                 settings |= {"replay_selector_kwargs": {"share": 0.5}} if spec.name == "always" else {}
@@ -180,20 +180,9 @@ def test_what_is_tried_is_not_what_is_used(trainer: Any) -> None:
 
 
 def test_a_strategy_that_needs_its_plugins_columns_is_not_refused(trainer: Any) -> None:
-    class Plugin:
-        @trl_replay.hookimpl
-        def trl_replay_strategies(self) -> Any:
-            yield trl_replay.EvictorSpec("seen", lambda: lambda table, context: table.seen, "by a column of its own")
-
-        @trl_replay.hookimpl
-        def trl_replay_admitted(self, table: Any, rows: Any) -> None:
-            """The hook in which the column would be written."""
-
-    trl_replay.register(Plugin(), "columns")
-    try:
+    seen = trl_replay.EvictorSpec("seen", lambda: lambda table, context: table.seen, "by a column of its own")
+    with plugin("columns", strategies=lambda: [seen], admitted=lambda table, rows: None):  # which would write it
         attach(trainer, replay_evictor="columns/seen")
-    finally:
-        registry().plugins.pop("columns")
 
 
 def test_without_a_buffer_nothing_is_tried(trainer: Any) -> None:

@@ -8,20 +8,15 @@ import numpy as np
 import pytest
 import torch
 from replaying import Checked, replay
-from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, logged, real_tokens, record
+from scenarios import Scenario, follow, train
+from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, real_tokens, record, rollout_of, scoring
 
 import trl_replay
 from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 ALL_DEAD = [DEAD, DEAD, DEAD]
-
-
-def train(trainer: Any, **settings: Any) -> tuple[Any, list[Any]]:
-    session = trl_replay.attach(trainer, **settings)
-    steps = record(session)
-    trainer.train()
-    return session, steps
+ONE_LIVE = [LIVE, DEAD, DEAD]
 
 
 def replayed_slots(out: Any) -> list[int]:
@@ -29,10 +24,9 @@ def replayed_slots(out: Any) -> list[int]:
 
 
 def test_1_exactly_the_live_groups_enter_and_exactly_the_dead_ones_leave(tmp_path: Any) -> None:
-    rewards = Rewards([DEAD, LIVE, HALF], [LIVE, DEAD, DEAD])
-    session, watch = replay(
-        make_trainer(tmp_path, rewards, trainer_class=Checked, max_steps=2), replay_sampler="newest"
-    )
+    scenario = Scenario({"max_steps": 2}, {"replay_sampler": "newest"}, ([DEAD, LIVE, HALF], [LIVE, DEAD, DEAD]))
+    trainer, session = follow(tmp_path, scenario)
+    watch = trainer.watch
     assert watch.origin == {0: (0, 1), 1: (0, 2), 2: (1, 0)}, "by serial, the batch and its live group"
     assert session.buffer.table.serial.tolist() == [0, 1, 2]
     assert watch.slots == [[], [(1, 1), (2, 0)]], "the dead slots of each batch, and which serial took them"
@@ -40,27 +34,12 @@ def test_1_exactly_the_live_groups_enter_and_exactly_the_dead_ones_leave(tmp_pat
 
 def test_2_and_34_of_equal_scores_the_newest_stay(tmp_path: Any) -> None:
     groups = 50
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE] * groups), prompts=["1=", "2=", "3=", "4=", "5="], max_steps=4, learning_rate=0.0,
-        per_device_train_batch_size=4 * groups, max_completion_length=2,
+    run = train(
+        tmp_path, [LIVE] * groups, replaced=0, prompts=["1=", "2=", "3=", "4=", "5="], learning_rate=0.0,
+        per_device_train_batch_size=4 * groups, max_completion_length=2, replay_evictor="heap",
+        replay_scorer="constant",
     )  # fmt: skip
-    session, _ = train(trainer, replay_evictor="heap", replay_scorer="constant")
-    assert sorted(session.buffer.table.serial.tolist()) == list(range(200 - 64, 200))
-
-
-def scripted_lengths(*lengths: list[int]) -> Any:
-    """A rollout function whose rows have scripted completion lengths, per batch."""
-    batches = iter(lengths)
-
-    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        tokenizer = trainer.processing_class
-        return {
-            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
-            "completion_ids": [tokenizer("abcdefghijkl"[:length])["input_ids"] for length in next(batches)],
-            "logprobs": None,
-        }
-
-    return rollout
+    assert sorted(run.table.serial.tolist()) == list(range(200 - 64, 200))
 
 
 @pytest.mark.parametrize("multiple", [None, 4])
@@ -68,7 +47,7 @@ def test_4_and_27_longer_replayed_rows_widen_the_batch_and_nothing_is_cut(tmp_pa
     prompts = ["123+456=", "12345678=", "1=", "1=", "2=", "3="]
     rewards = Rewards([DEAD, LIVE, HALF], ALL_DEAD)
     trainer = make_trainer(tmp_path, rewards, prompts, Checked, max_steps=2, pad_to_multiple_of=multiple)
-    trainer.rollout_func = scripted_lengths([3] * 4 + [9, 2, 5, 1] + [7] * 4, [2] * 12)
+    trainer.rollout_func = rollout_of([3] * 4 + [9, 2, 5, 1] + [7] * 4, [2] * 12, ends=False)
     _, watch = replay(trainer, replay_sampler="newest")
     before, after = watch.steps[1]
     assert watch.slots[1] == [(0, 1), (1, 0)], "one of the narrowest prompt, and one of the widest"
@@ -81,11 +60,10 @@ def test_4_and_27_longer_replayed_rows_widen_the_batch_and_nothing_is_cut(tmp_pa
 def test_6_and_32_replayed_rows_keep_the_log_probs_of_their_first_forward_and_fresh_rows_have_a_ratio_of_one(
     tmp_path: Any,
 ) -> None:
-    rewards = Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], ALL_DEAD)
-    trainer = make_trainer(tmp_path, rewards, trainer_class=Spy, max_steps=5, learning_rate=3e-2)
-    session, _ = train(trainer)
+    settings = {"trainer_class": Spy, "max_steps": 5, "learning_rate": 3e-2}
+    run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], ALL_DEAD, **settings)
     first: dict[str, torch.Tensor] = {}
-    for loss in trainer.losses:
+    for loss in run.trainer.losses:
         inputs, old = loss["inputs"], loss["inputs"].get("old_per_token_logps")
         mask = inputs["completion_mask"].bool()
         for row, number in enumerate(inputs.rows[:, 0].tolist()):
@@ -97,14 +75,14 @@ def test_6_and_32_replayed_rows_keep_the_log_probs_of_their_first_forward_and_fr
             else:
                 assert torch.equal(old[row][mask[row]], first[tokens]), "bit for bit"
                 assert not torch.allclose(new, first[tokens], atol=1e-3), "while the policy moves"
-    assert session.buffer.table.uses.max() > 1
-    assert session.metrics["replay/ratio_mean"] != 1.0
+    assert run.table.uses.max() > 1
+    assert run.session.metrics["replay/ratio_mean"] != 1.0
 
 
 def test_7_a_key_more_or_less_than_when_stored_never_crashes_and_never_drops_a_key(tmp_path: Any) -> None:
     script = Rewards([LIVE, DEAD, LIVE], [DEAD, DEAD, LIVE])
     trainer = make_trainer(tmp_path, script, max_steps=2, beta=0.1)
-    session, _ = train(trainer)
+    session = train(trainer).session
     beta, reference = trainer.beta, trainer.ref_model
     trainer.beta = 0.0  # stored with reference log-probs, now without
     script.calls = 1
@@ -126,11 +104,9 @@ def test_7_a_key_more_or_less_than_when_stored_never_crashes_and_never_drops_a_k
 
 
 def test_10_eval_batches_pass_through_and_never_enter_the_buffer(tmp_path: Any, monkeypatch: Any) -> None:
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE, DEAD, DEAD]), max_steps=2, trainer_class=Spy, eval_prompts=["1=", "2=", "3="],
-        per_device_eval_batch_size=12,
-    )  # fmt: skip
-    session, steps = train(trainer)
+    settings = {"trainer_class": Spy, "eval_prompts": ["1=", "2=", "3="], "per_device_eval_batch_size": 12}
+    run = train(tmp_path, ONE_LIVE, max_steps=2, **settings)
+    trainer, session = run.trainer, run.session
     before = session.buffer.table.serial.tolist()
     given: list[Any] = []
     prepare = Spy._prepare_inputs
@@ -139,7 +115,7 @@ def test_10_eval_batches_pass_through_and_never_enter_the_buffer(tmp_path: Any, 
     assert given, "eval batches were scored"
     assert all(batch is scored for batch, scored in zip(given, trainer.scored[-len(given) :], strict=True))
     assert session.buffer.table.serial.tolist() == before
-    assert len(steps) == 2, "the step ran for the training batches only"
+    assert len(run.steps) == 2, "the step ran for the training batches only"
 
 
 def test_11_and_12_an_entry_is_a_copy_of_few_bytes_that_neither_changes_nor_grows(tmp_path: Any) -> None:
@@ -171,33 +147,26 @@ def test_11_and_12_an_entry_is_a_copy_of_few_bytes_that_neither_changes_nor_grow
 
 
 def test_16_the_token_count_follows_the_exchange(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), max_steps=6)
-    _, steps = train(trainer)
-    changed = 0
-    for before, after in steps:
-        assert int(after["num_items_in_batch"]) == int(after["completion_mask"].sum())
-        assert after["num_items_in_batch"].dtype == before["num_items_in_batch"].dtype
-        changed += int(after["num_items_in_batch"] != before["num_items_in_batch"])
-    assert changed, "some exchange changed the count"
+    """In every scenario; here some exchange changes the count."""
+    steps = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], max_steps=6).steps
+    counts = [(before["num_items_in_batch"], after["num_items_in_batch"]) for before, after in steps]
+    assert all(before.dtype == after.dtype for before, after in counts)
+    assert any(before != after for before, after in counts)
 
 
 def test_21_nothing_is_replayed_in_the_update_that_made_it(tmp_path: Any) -> None:
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE, DEAD, DEAD]), max_steps=3, gradient_accumulation_steps=4, steps_per_generation=1
-    )
-    session, steps = train(trainer)
-    assert len(steps) == 12, "four generation batches an update"
-    for number, (_, after) in enumerate(steps):
+    run = train(tmp_path, ONE_LIVE, max_steps=3, gradient_accumulation_steps=4, steps_per_generation=1)
+    assert len(run.steps) == 12, "four generation batches an update"
+    for number, (_, after) in enumerate(run.steps):
         groups = [str(real_tokens(after, slot)) for slot in range(3)]
         assert len(set(groups)) == 3, "no group twice in one batch"
         assert number >= 4 or replayed_slots(after) == []
-    assert any(replayed_slots(after) for _, after in steps)
-    assert session.metrics["replay/age_mean"] >= 1
+    assert run.session.metrics["replay/age_mean"] >= 1
 
 
 def test_36_a_second_train_out_of_phase_drops_late_candidates_and_keeps_ages_right(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=4, **WINDOW)
-    session, steps = train(trainer)
+    run = train(tmp_path, [LIVE, HALF, DEAD], **WINDOW)
+    trainer, session, steps = run.trainer, run.session, run.steps
     assert session.update == 4
     interrupt = Interrupt(1)
     trainer.add_callback(interrupt)
@@ -217,24 +186,15 @@ def test_36_a_second_train_out_of_phase_drops_late_candidates_and_keeps_ages_rig
 @pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
 def test_5_a_group_whose_score_is_not_finite_is_refused_and_counted(tmp_path: Any, score: float) -> None:
     """One stored so would stay at the heap's root, and let no other in."""
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]))
-    session, _ = train(trainer, replay_scorer=lambda groups, context: np.full(len(groups), score))
-    assert len(session.buffer) == 0
-    assert logged(trainer, "replay/refused") == [0, 1, 1, 1]
+    run = train(tmp_path, ONE_LIVE, replaced=0, replay_scorer=lambda groups, context: np.full(len(groups), score))
+    assert len(run.table) == 0
+    assert run.logged("replay/refused") == [0, 1, 1, 1]
     why = "the scorer" if np.isnan(score) else "its score is infinite"
-    assert f"4 x a group was refused: {why}" in session.explain()
-
-
-class WithKey(Spy):
-    """A trainer whose scoring step adds a key to the batch: one number a row."""
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        return {**super()._generate_and_score_completions(inputs), "bonus": torch.arange(len(inputs))}
+    assert f"4 x a group was refused: {why}" in run.session.explain()
 
 
 def test_28_a_key_that_nobody_declares_is_refused_with_the_remedy(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=WithKey)
-    trl_replay.attach(trainer)
+    with_key = scoring(lambda batch: {**batch, "bonus": torch.arange(len(batch["advantages"]))})
     words = r"'bonus' \(shape \(12,\)\).*trl_replay_fields.*FieldSpec\('bonus', layout=.*use_replay=False"
     with pytest.raises(trl_replay.BatchError, match=words):
-        trainer.train()
+        train(tmp_path, ONE_LIVE, trainer_class=with_key)

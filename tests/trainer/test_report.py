@@ -1,14 +1,10 @@
 """Looking inside a run: `trl-replay report`."""
 
-from __future__ import annotations
-
 import html.parser
 import json
 import re
 import shutil
 import unicodedata
-from pathlib import Path
-from typing import Any
 
 import pytest
 from resuming import build, digits, rewrite, train
@@ -16,20 +12,19 @@ from support import DEAD, LIVE, Rewards
 
 import trl_replay
 from trl_replay import ReplayError
-from trl_replay.cli.commands import main
 from trl_replay.extras.report.inspection import inspect
 from trl_replay.extras.report.page import page, write_report
 from trl_replay.testing import make_trainer
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: Any) -> tuple[Path, Any]:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("a run")
     _, session = train(folder)
     return folder, session
 
 
-def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any) -> None:
+def test_inspect_tells_the_buffer_in_numbers_and_texts(run):
     folder, _ = run
     found = inspect(folder / "checkpoint-12")
     assert (found["update"], found["scope"], found["processes"], found["num_generations"]) == (12, "process", 1, 4)
@@ -50,7 +45,7 @@ def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any) -> None:
             assert (row["advantage"] > 0) == (digits([row["text"]])[0] > 0)
 
 
-def test_an_empty_buffer_is_told_as_one(tmp_path: Path, capsys: Any) -> None:
+def test_an_empty_buffer_is_told_as_one(tmp_path, said):
     train(tmp_path, trainer=make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=2,
                                          save_strategy="steps", save_steps=2))  # fmt: skip
     found = inspect(tmp_path / "checkpoint-2")
@@ -59,8 +54,7 @@ def test_an_empty_buffer_is_told_as_one(tmp_path: Path, capsys: Any) -> None:
     assert "0 groups of 4 completions" in text, "of a run's folder: its newest checkpoint"
     assert "Highest scores" not in text
     (tmp_path / "nothing").mkdir()
-    assert main(["export", str(tmp_path / "nothing"), str(tmp_path / "out.parquet")]) == 1
-    assert "holds no replay buffer" in capsys.readouterr().err
+    assert "holds no replay buffer" in said("export", tmp_path / "nothing", tmp_path / "out.parquet", fails=True)
 
 
 class Page(html.parser.HTMLParser):
@@ -68,36 +62,35 @@ class Page(html.parser.HTMLParser):
 
     VOID = ("meta", "br", "link", "img")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.open: list[str] = []
-        self.outside: list[str] = []
-        self.titles: list[str] = []
-        self.names: set[str] = set()
+        self.open = []
+        self.outside = []
+        self.titles = []
+        self.names = set()
         self.feed(text)
         assert self.open == [], f"left open: {self.open}"
 
-    def handle_starttag(self, tag: str, attributes: Any) -> None:
+    def handle_starttag(self, tag, attributes):
         if tag not in self.VOID:
             self.open.append(tag)
         self.names |= {tag, *(name for name, _ in attributes)}
         self.outside += [f"{tag} {name}" for name, value in attributes if name in ("src", "href") and value]
 
-    def handle_startendtag(self, tag: str, attributes: Any) -> None:
+    def handle_startendtag(self, tag, attributes):
         self.names |= {tag, *(name for name, _ in attributes)}
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.open and self.open[-1] in ("h1", "h2"):
             self.titles.append(data)
 
 
-def test_the_report_is_one_page_that_needs_nothing_else(run: Any, capsys: Any) -> None:
+def test_the_report_is_one_page_that_needs_nothing_else(run, said):
     folder, _ = run
-    assert main(["report", str(folder)]) == 0
-    assert str(folder / "report.html") in capsys.readouterr().out
+    assert str(folder / "report.html") in said("report", folder)
     text = (folder / "report.html").read_text()
     parsed = Page(text)
     assert parsed.outside == []
@@ -115,7 +108,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(run: Any, capsys: Any) -
     assert "prefers-color-scheme:dark" in text
 
 
-def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Path) -> None:
+def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path):
     trainer = build(tmp_path, max_steps=4, save_steps=4)
     trainer.train()
     out = write_report(tmp_path, tmp_path / "page" / "stock.html")
@@ -125,7 +118,7 @@ def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Pat
     assert "of its groups were dead" in text
 
 
-def test_105_a_dry_run_is_not_told_as_if_replay_had_acted(tmp_path: Path, capsys: Any) -> None:
+def test_105_a_dry_run_is_not_told_as_if_replay_had_acted(tmp_path, said):
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, LIVE], [DEAD, DEAD, LIVE]), max_steps=8)
     trl_replay.attach(trainer, replay_dry_run=True, replay_start=0)
     trainer.train()
@@ -137,13 +130,12 @@ def test_105_a_dry_run_is_not_told_as_if_replay_had_acted(tmp_path: Path, capsys
     assert "Nothing was replaced (replay_dry_run)." in lead
     assert "Stored groups would have taken the places of 58.3% of all groups, and left 4.2% dead." in lead
     assert "trained on" not in text
-    assert main(["report", f"dry={tmp_path}", f"dry={tmp_path}", "--out", str(tmp_path / "two.html")]) == 0
+    said("report", f"dry={tmp_path}", f"dry={tmp_path}", "--out", tmp_path / "two.html")
     assert (tmp_path / "two.html").read_text().count("62.5%") == 4, "generated, and trained on, of two runs"
-    assert main(["estimate", str(tmp_path)]) == 0
-    assert "Replay counted in this run, and replaced nothing (replay_dry_run)." in capsys.readouterr().out
+    assert "Replay counted in this run, and replaced nothing (replay_dry_run)." in said("estimate", tmp_path)
 
 
-def test_87_the_report_says_where_a_stock_log_cannot_count_dead_groups(tmp_path: Path) -> None:
+def test_87_the_report_says_where_a_stock_log_cannot_count_dead_groups(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), max_steps=8, scale_rewards="batch")
     trainer.train()
     trainer.save_state()
@@ -152,7 +144,7 @@ def test_87_the_report_says_where_a_stock_log_cannot_count_dead_groups(tmp_path:
     assert "there is little to replace" not in text
 
 
-def test_the_report_tells_the_settings_that_were_in_force(run: Any) -> None:
+def test_the_report_tells_the_settings_that_were_in_force(run):
     folder, session = run
     buffer = inspect(folder / "checkpoint-12")
     assert buffer["settings"] == session.config.to_dict()
@@ -165,7 +157,7 @@ def test_the_report_tells_the_settings_that_were_in_force(run: Any) -> None:
 MARKUP = "<script>alert(1)</script>"
 
 
-def test_50_markup_in_a_log_is_neither_a_tag_nor_a_step(tmp_path: Path) -> None:
+def test_50_markup_in_a_log_is_neither_a_tag_nor_a_step(tmp_path):
     keys = ("step", "frac_reward_zero_std", "reward", "replay/size", "replay/dead_fraction", "replay/ess")
     hostile = [dict.fromkeys(keys, MARKUP), {**dict.fromkeys(keys, 0.5), "step": MARKUP, MARKUP: MARKUP}]
     good = [{**dict.fromkeys(keys, 0.5), "step": step, "reward": MARKUP} for step in range(3)]
@@ -177,7 +169,7 @@ def test_50_markup_in_a_log_is_neither_a_tag_nor_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), pytest.param(10**400, id="1e400"), 5e-324, -1e299])
-def test_a_number_that_no_axis_can_show_costs_no_more_than_its_point(number: float) -> None:
+def test_a_number_that_no_axis_can_show_costs_no_more_than_its_point(number):
     log = [{"step": step, "frac_reward_zero_std": 0.5, "reward": 1.0} for step in range(3)]
     log += [{**log[0], "reward": number}, {**log[0], "step": number}]
     text = page("run", log, None)
@@ -185,14 +177,14 @@ def test_a_number_that_no_axis_can_show_costs_no_more_than_its_point(number: flo
     assert "nan" not in text
 
 
-def test_a_log_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_log_that_is_none_is_refused_in_words(tmp_path):
     for content in ("{}", "{", '{"log_history": 5}', "[" * 100_000):
         (tmp_path / "trainer_state.json").write_text(content)
         with pytest.raises(ReplayError, match="holds no log of a trainer"):
             write_report(tmp_path)
 
 
-def test_50_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
+def test_50_markup_in_any_value_of_a_buffer_is_text(run):
     folder, _ = run
     buffer = inspect(folder / "checkpoint-12")
     expected = Page(page("run", [], buffer)).names
@@ -209,19 +201,15 @@ def test_50_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
 TERMINAL = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202ebidi\u2066\u2028\ud800"
 
 
-def test_50_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_50_an_error_prints_no_character_that_a_terminal_acts_on(run, tmp_path, said):
     checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
     rank, name = checkpoint / "trl_replay" / "rank-00000", TERMINAL.removesuffix("\ud800")
     (rank / name).touch()
     rewrite(rank, lambda content: content["files"].update({name: "another checksum"}))
-    assert main(["report", str(checkpoint)]) == 1
-    told = capsys.readouterr().err
+    told = said("report", checkpoint, fails=True)
     assert "its checksum differs" in told
     assert not {character for character in told if unicodedata.category(character)[0] == "C"} - {"\n"}
 
 
-def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: Any) -> None:
-    with pytest.raises(ReplayError, match="there is no log to read"):
-        write_report(tmp_path)
-    assert main(["report", str(tmp_path)]) == 1
-    assert "there is no log" in capsys.readouterr().err
+def test_a_folder_without_a_log_is_refused(tmp_path, said):
+    assert "there is no log to read" in said("report", tmp_path, fails=True)

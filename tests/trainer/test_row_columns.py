@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from methods import INJECTED
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -18,19 +19,11 @@ SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, HALF])
 MIXED = {**INJECTED, "replay_mixer_kwargs": None}
 
 
-def trained(folder: Path, steps: int = 4, rewards: Any = None, **settings: Any) -> tuple[Any, Any]:
-    training = {name: settings.pop(name) for name in list(settings) if not name.startswith("replay_")}
-    trainer = make_trainer(folder, rewards or Rewards(*SCRIPT), max_steps=steps, **training)
-    session = trl_replay.attach(trainer, **settings)
-    trainer.train()
-    return trainer, session
-
-
 def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
-    _, session = trained(tmp_path)
-    table = session.buffer.table
+    run = train(tmp_path, *SCRIPT)
+    table = run.table
     for row, serial in enumerate(table.serial.tolist()):
-        entry = session.entry(serial)
+        entry = run.session.entry(serial)
         assert table.row_rewards[row, :, 0].tolist() == entry.rewards["scripted"]
         assert table.row_reward[row].tolist() == entry.rewards["scripted"]
         assert table.row_advantage[row].tolist() == entry.advantages
@@ -44,9 +37,8 @@ def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
 
 
 def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on(tmp_path: Path) -> None:
-    first, second = Rewards(*SCRIPT), Rewards([HALF, LIVE, HALF])
-    second.__name__ = "second"
-    trainer = make_trainer(tmp_path, [first, second], reward_weights=[1.0, 0.5])
+    both = [Rewards(*SCRIPT), Rewards([HALF, LIVE, HALF], name="second")]
+    trainer = make_trainer(tmp_path, both, reward_weights=[1.0, 0.5])
     session = trl_replay.attach(trainer)
     rewards = [{"reward/scripted": float(text == "a"), "reward/second": 1.0} for text in "abcd"]
     session.add([{"prompt": "1=", "completion": text, **row} for text, row in zip("abcd", rewards, strict=True)])
@@ -61,8 +53,8 @@ def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
 def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str) -> None:
-    trainer, session = trained(tmp_path, replay_scope=scope, replay_buffer_size=3)
-    buffer = session.buffer
+    run = train(tmp_path, *SCRIPT, replay_scope=scope, replay_buffer_size=3)
+    session, buffer = run.session, run.session.buffer
     assert list(buffer) == buffer.table.serial.tolist()
     assert len(list(buffer)) == 3
     for serial in buffer:
@@ -75,12 +67,12 @@ def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str) -> None:
     gone = next(serial for serial in range(99) if serial not in buffer)
     with pytest.raises(KeyError):
         session.entry(gone)
-    trl_replay.detach(trainer)
+    trl_replay.detach(run.trainer)
     assert session.entry(serial).completions == entry.completions, "after detach it can still be read"
 
 
 def test_42_core_columns_can_only_be_read_and_a_plugins_can_be_written(tmp_path: Path) -> None:
-    _, session = trained(tmp_path)
+    session = train(tmp_path, *SCRIPT).session
     table = session.buffer.table
     for part, name in itertools.product((table, table.take(np.array([0]))), table.names):
         with pytest.raises(ValueError, match="read-only"):
@@ -144,7 +136,7 @@ def test_an_error_while_a_file_is_added_adds_nothing(tmp_path: Path, notes: Note
 
 def test_an_error_there_takes_the_newcomers_back(tmp_path: Path, notes: Notes) -> None:
     notes.failing = 2
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer, replay_plugins=["notes"])
     with pytest.raises(trl_replay.HookError, match=r"'notes'.* failed in trl_replay_admitted at update 2"):
         trainer.train()
@@ -152,23 +144,16 @@ def test_an_error_there_takes_the_newcomers_back(tmp_path: Path, notes: Notes) -
     assert sorted(session.buffer.held()) == [0, 1, 2]
 
 
-class FirstMasked:
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-        masked = groups.advantages.copy()
-        masked[:, 0] = np.nan
-        return masked
-
-
-def test_masks_are_exported_and_come_back(tmp_path: Path, plug: Any) -> None:
-    _, session = trained(tmp_path / "one", replay_plugins=plug(FirstMasked()))
-    assert session.buffer.table.row_masked[:, 0].all()
-    path = session.export(tmp_path / "groups.parquet")
+def test_masks_are_exported_and_come_back(tmp_path: Path) -> None:
+    masked = {"advantages": lambda groups: groups.advantages * np.array([np.nan, 1.0, 1.0, 1.0])}
+    first = train(tmp_path / "one", *SCRIPT, hooks=masked)
+    assert first.table.row_masked[:, 0].all()
+    path = first.session.export(tmp_path / "groups.parquet")
     trainer = make_trainer(tmp_path / "two", Rewards(*SCRIPT), max_steps=1)
     again = trl_replay.attach(trainer)
-    assert again.add(path) == len(session.buffer)
+    assert again.add(path) == len(first.table)
     table = again.buffer.table
-    assert table.row_masked.tolist() == session.buffer.table.row_masked.tolist()
+    assert table.row_masked.tolist() == first.table.row_masked.tolist()
     assert (table.items == (table.row_items * ~table.row_masked).sum(axis=1)).all()
 
 
@@ -191,26 +176,20 @@ def unnamed() -> list[dict[str, Any]]:
 
 
 def test_rows_of_a_file_with_one_reward_are_mixed_by_it(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2)
-    session = trl_replay.attach(trainer, **MIXED)
-    session.add(unnamed())
-    assert session.buffer.table.row_reward.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 3
-    assert np.isnan(session.buffer.table.row_rewards).all()
-    trainer.train()
-    assert session.totals.counters["rows"] == 3, "a success in each dead group of the second batch"
-    assert session.entry(0).rewards == {"reward": [1.0, 0.0, 0.0, 0.0]}
+    run = train(tmp_path, [DEAD] * 3, file=unnamed(), max_steps=2, **MIXED)
+    assert run.table.row_reward.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 3
+    assert np.isnan(run.table.row_rewards).all()
+    assert run.counters["rows"] == 3, "a success in each dead group of the second batch"
+    assert run.session.entry(0).rewards == {"reward": [1.0, 0.0, 0.0, 0.0]}
 
 
 def test_they_are_not_where_each_functions_reward_counts(tmp_path: Path) -> None:
-    second = Rewards([DEAD] * 3)
-    second.__name__ = "second"
+    rewards = [Rewards([DEAD] * 3), Rewards([DEAD] * 3, name="second")]
     settings = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 2}
-    trainer = make_trainer(tmp_path, [Rewards([DEAD] * 3), second], **settings)
-    session = trl_replay.attach(trainer, **MIXED)
-    assert session.add([{**row, "advantage": row["reward"] - 0.25} for row in unnamed()]) == 3
-    trainer.train()
-    assert session.totals.counters["rows"] == 0
-    assert "its file does not name its reward functions" in session.explain()
+    file = [{**row, "advantage": row["reward"] - 0.25} for row in unnamed()]
+    run = train(tmp_path, rewards=rewards, file=file, replaced=0, **settings, **MIXED)
+    assert len(run.table) == 3
+    assert "its file does not name its reward functions" in run.session.explain()
 
 
 def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are_refused(tmp_path: Path) -> None:

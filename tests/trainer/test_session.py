@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, record
 from transformers import TrainerCallback
 
@@ -22,19 +23,18 @@ def trainer(tmp_path: Any) -> Any:
 
 def test_a_paused_session_replays_and_stores_nothing_until_it_resumes(tmp_path: Any) -> None:
     """That no weight differs from stock's is in test_idle.py."""
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    stored, replaced = len(session.buffer), session.totals.counters["replaced"]
+    run = train(tmp_path, *SCRIPT, max_steps=2)
+    session = run.session
+    stored, replaced = len(run.table), run.counters["replaced"]
     session.pause()
     steps = record(session)
-    trainer.train()
+    run.trainer.train()
     assert steps == []
-    assert len(session.buffer) == stored
+    assert len(run.table) == stored
     assert "2 x replay was paused" in session.explain()
     session.resume()
-    trainer.train()
-    assert session.totals.counters["replaced"] > replaced
+    run.trainer.train()
+    assert run.counters["replaced"] > replaced
 
 
 def test_clear_empties_the_buffer_and_training_fills_it_again(trainer: Any) -> None:
@@ -127,9 +127,8 @@ def test_before_the_first_batch_explain_tells_why(tmp_path: Any) -> None:
 
 
 def test_without_a_buffer_groups_that_are_left_out_count_as_none_that_were_trained_on(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), max_steps=2)
-    session = trl_replay.attach(trainer, replay_buffer_size=0, replay_unfilled="exclude")
-    trainer.train()
+    settings = {"max_steps": 2, "replay_buffer_size": 0, "replay_unfilled": "exclude"}
+    session = train(tmp_path, [LIVE, DEAD, DEAD], replaced=0, **settings).session
     assert "100% of the groups trained on were live" in session.explain()
 
 

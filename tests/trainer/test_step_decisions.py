@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, record, replayed
 
 import trl_replay
@@ -13,11 +14,9 @@ from trl_replay.testing import make_trainer
 
 
 def test_a_dry_run_measures_and_changes_nothing(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=5)
-    session = trl_replay.attach(trainer, replay_dry_run=True)
-    steps = record(session)
-    trainer.train()
-    assert all(after[key] is value for before, after in steps for key, value in before.items())
+    run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], max_steps=5, replay_dry_run=True)
+    session = run.session
+    assert all(after[key] is value for before, after in run.steps for key, value in before.items())
     assert session.metrics["replay/replaced_fraction"] == pytest.approx(2 / 3)
     assert session.metrics["replay/dead_fraction_after"] == 0.0
     assert "replay/ratio_mean" not in session.metrics, "nothing went through the loss"
@@ -44,29 +43,27 @@ def test_a_displaced_live_group_is_stored_only_where_stocks_log_probs_are_known(
     assert len(session.buffer) == 3 + 3 * stored
 
 
+ONE_PROMPT = {"prompts": ["1+1="], "per_device_train_batch_size": 4}
+
+
 def test_a_solved_prompts_entries_leave_and_it_is_not_stored_again(tmp_path: Any) -> None:
     """With one prompt in the data, a fresh group with three passes of four ends the replay of all its entries."""
     solved = [1.0, 1.0, 1.0, 0.0]
-    script = Rewards([LIVE], [DEAD], [solved], [DEAD], [LIVE], [DEAD], [DEAD])
-    trainer = make_trainer(tmp_path, script, prompts=["1+1="], max_steps=7, per_device_train_batch_size=4)
-    session = trl_replay.attach(trainer, replay_retire_passes=3)
-    steps = record(session)
-    trainer.train()
-    assert replayed(steps) == [0, 1, 0, 0, 0, 1, 1]
-    assert session.totals.counters["retired"] == 1
-    assert session.totals.counters["stored"] == 2
-    told = session.explain()
+    script = [LIVE], [DEAD], [solved], [DEAD], [LIVE], [DEAD], [DEAD]
+    run = train(tmp_path, *script, max_steps=7, replay_retire_passes=3, **ONE_PROMPT)
+    assert run.replayed == [0, 1, 0, 0, 0, 1, 1]
+    assert run.counters["retired"] == 1
+    assert run.counters["stored"] == 2
+    told = run.session.explain()
     assert "1 x an entry left: its prompt was solved (replay_retire_passes)" in told
     assert "1 x a group was refused: its prompt is solved (replay_retire_passes)" in told
 
 
 def test_a_candidate_of_a_prompt_that_is_solved_meanwhile_is_refused(tmp_path: Any) -> None:
-    script = Rewards([LIVE], [[1.0, 1.0, 1.0, 1.0]], [DEAD])
-    trainer = make_trainer(tmp_path, script, prompts=["1+1="], max_steps=3, per_device_train_batch_size=4)
-    session = trl_replay.attach(trainer, replay_retire_passes=4)
-    trainer.train()
-    assert len(session.buffer) == 0
-    assert session.totals.counters["refused"] == 1
+    solved = [1.0, 1.0, 1.0, 1.0]
+    run = train(tmp_path, [LIVE], [solved], [DEAD], replaced=0, max_steps=3, replay_retire_passes=4, **ONE_PROMPT)
+    assert len(run.table) == 0
+    assert run.counters["refused"] == 1
 
 
 def test_a_full_buffer_keeps_every_prompt(tmp_path: Any) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import DEAD, HALF, LIVE, Rewards
-
-import trl_replay
-from trl_replay.testing import make_trainer
+from scenarios import train
+from support import DEAD, HALF, LIVE
 
 KINDS = ("scorer", "evictor", "sampler", "correction")
 MIX: list[tuple[str, ...]] = [
@@ -25,28 +23,21 @@ LIMITS = {"replay_max_age": 3, "replay_max_uses": 2, "replay_max_fraction": 0.7}
 
 @pytest.mark.parametrize("names", MIX, ids=lambda names: "-".join(names) or "defaults")
 def test_strategies_train_and_replay_within_the_limits(tmp_path: Any, names: tuple[str, ...]) -> None:
-    rewards = Rewards([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD])
-    trainer = make_trainer(tmp_path, rewards, max_steps=4, max_completion_length=2)
     chosen = {f"replay_{kind}": name for kind, name in zip(KINDS, names, strict=False)}
-    session = trl_replay.attach(trainer, replay_buffer_size=2, **chosen, **LIMITS)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
-    assert len(session.buffer) <= 2
-    assert int(session.buffer.table.uses.max(initial=0)) <= 2
+    settings = {"max_completion_length": 2, "replay_buffer_size": 2, **chosen, **LIMITS}
+    table = train(tmp_path, [LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], **settings).table
+    assert len(table) <= 2
+    assert int(table.uses.max(initial=0)) <= 2
 
 
 def test_least_used_uses_each_of_a_files_groups_as_often_as_any_other(tmp_path: Any) -> None:
     """A second run: one generation batch, whose later iterations are drawn from what an earlier run left."""
-    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), num_iterations=10, max_steps=10)
-    session = trl_replay.attach(
-        trainer, replay_sampler="least_used", replay_iterations="replay", replay_start=0, replay_buffer_size=8
-    )
     rows = [
         {"prompt": f"{group}=", "completion": str(row), "reward": float(row == 0)}
         for group in range(8)
         for row in range(4)
     ]
-    assert session.add(rows) == 8
-    trainer.train()
-    assert session.totals.counters["iterated"] == 27
-    assert sorted(session.buffer.table.uses.tolist()) == [3, 3, 3, 3, 3, 4, 4, 4]
+    settings = {"replay_sampler": "least_used", "replay_iterations": "replay", "replay_buffer_size": 8}
+    run = train(tmp_path, [DEAD] * 3, file=rows, replaced=0, num_iterations=10, max_steps=10, **settings)
+    assert run.counters["iterated"] == 27
+    assert sorted(run.table.uses.tolist()) == [3, 3, 3, 3, 3, 4, 4, 4]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import LIVE, Rewards, logged
-
-import trl_replay
-from trl_replay.testing import make_trainer
+from scenarios import Run, train
+from support import LIVE, Rewards
 
 WRONG, RIGHT = [0.0] * 4, [1.0] * 4
 GRADES = [0.0, 0.25, 0.5, 1.0]
@@ -18,14 +17,17 @@ JUDGED = ("replay/all_wrong_fraction", "replay/all_right_fraction")
 AT_ENDS = ("replay/lowest_fraction", "replay/highest_fraction")
 
 
-def scaled(batches: Sequence[Any], low: float, high: float) -> Rewards:
+def scaled(batches: Sequence[Any], low: float, high: float) -> list[Any]:
     """Rewards of 0 and 1 in other units."""
-    return Rewards(*[[[low + (high - low) * one for one in group] for group in batch] for batch in batches])
+    return [[[low + (high - low) * one for one in group] for group in batch] for batch in batches]
 
 
-def named(rewards: Any, name: str) -> Any:
-    rewards.__name__ = name
-    return rewards
+successes = partial(train, replaced=0, replay_retire_passes=4)
+"""Trains where it counts what a success is."""
+
+
+def judged(run: Run) -> list[float]:
+    return [run.session.metrics[key] for key in JUDGED]
 
 
 PAIRS: dict[str, tuple[float, float, dict[str, Any]]] = {
@@ -41,32 +43,24 @@ PAIRS: dict[str, tuple[float, float, dict[str, Any]]] = {
 def test_of_two_values_the_higher_one_passes(tmp_path: Path, pair: str) -> None:
     low, high, settings = PAIRS[pair]
     script = ([WRONG, RIGHT, LIVE], [WRONG] * 3, [RIGHT, RIGHT, LIVE])
-    trainer = make_trainer(tmp_path, scaled(script, low, high), max_steps=3, **settings)
-    session = trl_replay.attach(trainer, replay_start=0, replay_retire_passes=4)
-    trainer.train()
+    run = successes(tmp_path, *scaled(script, low, high), replaced=None, max_steps=3, **settings)
     for keys in (JUDGED, AT_ENDS):
-        assert [logged(trainer, key) for key in keys] == [
-            pytest.approx([1 / 3, 1, 0]),
-            pytest.approx([1 / 3, 0, 2 / 3]),
-        ]
-    assert "not known" not in session.explain()
+        assert [run.logged(key) for key in keys] == [pytest.approx([1 / 3, 1, 0]), pytest.approx([1 / 3, 0, 2 / 3])]
+    assert "not known" not in run.session.explain()
 
 
 def test_a_constant_beside_accuracy_changes_nothing(tmp_path: Path) -> None:
     """Format and accuracy: rewards of 1 and 2."""
-    functions = [named(Rewards([RIGHT] * 3), "format"), named(Rewards([WRONG, LIVE, LIVE]), "accuracy")]
-    trainer = make_trainer(tmp_path, functions, max_steps=2)
-    session = trl_replay.attach(trainer, replay_retire_passes=4)
-    trainer.train()
-    assert [session.metrics[key] for key in JUDGED] == [pytest.approx(1 / 3), 0.0]
-    assert session.totals.counters["refused"] == 0, "no live group passes for solved"
+    both = [Rewards([RIGHT] * 3, name="format"), Rewards([WRONG, LIVE, LIVE], name="accuracy")]
+    run = successes(tmp_path, rewards=both, max_steps=2, replaced=None)
+    assert judged(run) == [pytest.approx(1 / 3), 0.0]
+    assert run.session.totals.counters["refused"] == 0, "no live group passes for solved"
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_of_one_value_nothing_is_called_right_or_wrong(tmp_path: Path, value: float) -> None:
-    trainer = make_trainer(tmp_path, Rewards([[value] * 4] * 3), max_steps=9)
-    session = trl_replay.attach(trainer, replay_retire_passes=4)
-    trainer.train()
+    run = successes(tmp_path, [[value] * 4] * 3, max_steps=9)
+    session = run.session
     assert session.metrics.keys().isdisjoint(JUDGED)
     assert [session.metrics[key] for key in AT_ENDS] == [1.0, 1.0]
     told = session.explain()
@@ -76,99 +70,75 @@ def test_of_one_value_nothing_is_called_right_or_wrong(tmp_path: Path, value: fl
 
 
 def test_a_third_value_ends_what_needs_a_success_and_says_which_setting_to_give(tmp_path: Path) -> None:
-    functions = [
-        named(Rewards([RIGHT, LIVE, LIVE], [GRADES, RIGHT, WRONG]), "grade"),
-        named(Rewards([WRONG] * 3), "tone"),
-    ]
-    trainer = make_trainer(tmp_path, functions, max_steps=4, beta=0.1)
-    session = trl_replay.attach(trainer, replay_start=0, replay_retire_passes=4, replay_start_pass_rate=0.1)
+    grade = Rewards([RIGHT, LIVE, LIVE], [GRADES, RIGHT, WRONG], name="grade")
+    both = {"rewards": [grade, Rewards([WRONG] * 3, name="tone")], "beta": 0.1, "replaced": None}
     with pytest.warns(UserWarning, match="what a success is:") as caught:
-        trainer.train()
+        run = successes(tmp_path, **both, replay_start_pass_rate=0.1)
     (told,) = [str(warning.message) for warning in caught if "success" in str(warning.message)]
     assert "(grade + tone) has had the values 0, 0.25, 0.5, 1;" in told
     assert "replay_retire_passes=4 and replay_start_pass_rate=0.1 can't act" in told
     assert "Set replay_pass_reward" in told
     assert "replay_reward to one of 'grade', 'tone'" in told
-    assert told in session.explain()
-    assert [len(logged(trainer, key)) for key in JUDGED] == [1, 1], "until then"
-    assert [logged(trainer, key)[-1] for key in AT_ENDS] == [pytest.approx(1 / 3)] * 2
+    assert told in run.session.explain()
+    assert [len(run.logged(key)) for key in JUDGED] == [1, 1], "until then"
+    assert [run.logged(key)[-1] for key in AT_ENDS] == [pytest.approx(1 / 3)] * 2
 
 
 @pytest.mark.parametrize("outlier", [-2e6, 2e6])
 def test_162_one_huge_reward_leaves_other_rewards_apart(tmp_path: Path, outlier: float) -> None:
     """Next to it, in the batch and ever after, 0 and 1 are two values: three in all, which tell no success."""
     once = [outlier, 0.0, 0.0, 1.0]
-    trainer = make_trainer(tmp_path, Rewards([once, RIGHT, WRONG], [RIGHT, RIGHT, WRONG]), max_steps=2)
-    session = trl_replay.attach(trainer, replay_start=0, replay_retire_passes=4)
     with pytest.warns(UserWarning, match="replay_retire_passes=4 can't act"):
-        trainer.train()
+        run = successes(tmp_path, [once, RIGHT, WRONG], [RIGHT, RIGHT, WRONG], max_steps=2, replaced=None)
     told = ", ".join(f"{value:.4g}" for value in sorted([outlier, 0.0, 1.0]))
-    assert f"has had the values {told};" in session.explain()
-    assert session.metrics.keys().isdisjoint(JUDGED)
-    assert [logged(trainer, key) for key in AT_ENDS] == [
+    assert f"has had the values {told};" in run.session.explain()
+    assert run.session.metrics.keys().isdisjoint(JUDGED)
+    assert [run.logged(key) for key in AT_ENDS] == [
         pytest.approx([0.0 if outlier < 0 else 1 / 3] * 2),
         pytest.approx([1 / 3, 2 / 3] if outlier < 0 else [0.0] * 2),
     ]
-    assert session.totals.counters["stored"] == 1, "no group counts as solved"
+    assert run.counters["stored"] == 1, "no group counts as solved"
 
 
 def test_162_small_rewards_are_apart_and_rounding_errors_of_large_parts_are_not(tmp_path: Path) -> None:
     """Of three parts of about 1, sums of 0 and 1e-7 are one value; of one function of 1e-7 they are two."""
-    parts = [named(Rewards([[0.1] * 4] * 3), "a"), named(Rewards([[0.2] * 4] * 3), "b")]
-    script = Rewards([[-0.3] * 4, [-0.30000001192] * 4, [0.7] * 4])
-    trainer = make_trainer(tmp_path, [*parts, script], max_steps=1)
-    session = trl_replay.attach(trainer, replay_retire_passes=4)
-    trainer.train()
-    assert [session.metrics[key] for key in JUDGED] == pytest.approx([2 / 3, 1 / 3])
-    trainer = make_trainer(tmp_path, scaled(([WRONG, RIGHT, LIVE],), 0.0, 1e-7), max_steps=1)
-    session = trl_replay.attach(trainer, replay_retire_passes=4)
-    trainer.train()
-    assert [session.metrics[key] for key in JUDGED] == pytest.approx([1 / 3, 1 / 3])
+    script = [[-0.3] * 4, [-0.30000001192] * 4, [0.7] * 4]
+    parts = [Rewards([[0.1] * 4] * 3, name="a"), Rewards([[0.2] * 4] * 3, name="b"), Rewards(script)]
+    assert judged(successes(tmp_path, rewards=parts, max_steps=1)) == pytest.approx([2 / 3, 1 / 3])
+    small = scaled(([WRONG, RIGHT, LIVE],), 0.0, 1e-7)
+    assert judged(successes(tmp_path, *small, max_steps=1)) == pytest.approx([1 / 3, 1 / 3])
 
 
 def test_without_a_setting_that_needs_a_success_grades_are_no_matter(tmp_path: Path) -> None:
     """Warnings are errors here."""
-    trainer = make_trainer(tmp_path, Rewards([GRADES, RIGHT, WRONG]), max_steps=4)
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    assert "success" not in session.explain()
+    assert "success" not in train(tmp_path, [GRADES, RIGHT, WRONG]).session.explain()
 
 
 def test_a_value_that_is_given_holds_for_grades_too(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards([GRADES, RIGHT, WRONG]), max_steps=3)
-    session = trl_replay.attach(trainer, replay_pass_reward=0.5, replay_retire_passes=4)
-    trainer.train()
-    assert [session.metrics[key] for key in JUDGED] == [pytest.approx(1 / 3)] * 2
+    run = successes(tmp_path, [GRADES, RIGHT, WRONG], replaced=None, replay_pass_reward=0.5, max_steps=3)
+    assert judged(run) == [pytest.approx(1 / 3)] * 2
 
 
 def test_a_curriculum_passes_over_nothing_while_it_is_not_known_what_is_solved(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards([RIGHT, RIGHT, GRADES]), max_steps=4)
-    session = trl_replay.attach(trainer, replay_plugins=["skip_solved"])
     with pytest.warns(UserWarning, match="the plugin 'skip_solved' can't act"):
-        trainer.train()
-    prompts = session.prompts
+        run = train(tmp_path, [RIGHT, RIGHT, GRADES], replay_plugins=["skip_solved"])
+    prompts = run.session.prompts
     assert prompts is not None
     assert prompts.passes.sum() == 0
     assert not (prompts.pass_rate >= 0).any(), "NaN"
 
 
 def test_resuming_goes_on_with_the_values_seen(tmp_path: Path) -> None:
-    settings = {"save_strategy": "steps", "save_steps": 2}
-    trainer = make_trainer(tmp_path, Rewards([RIGHT, LIVE, LIVE]), max_steps=2, **settings)
-    trl_replay.attach(trainer)
-    trainer.train()
-    again = make_trainer(tmp_path, Rewards([RIGHT] * 3), max_steps=4, **settings)
-    session = trl_replay.attach(again)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert session.metrics["replay/all_right_fraction"] == 1.0
+    train(tmp_path, [RIGHT, LIVE, LIVE], save_strategy="steps", save_steps=2, max_steps=2)
+    run = train(tmp_path, [RIGHT] * 3, resume=str(tmp_path / "checkpoint-2"))
+    assert run.session.metrics["replay/all_right_fraction"] == 1.0
 
 
 def test_the_anchor_of_graded_rewards_holds_what_is_dead_at_the_lowest_reward(tmp_path: Path) -> None:
     """These groups stay, and dead ones above them are replaced."""
     part = [0.25] * 4
-    trainer = make_trainer(tmp_path, Rewards([GRADES] * 3, [WRONG, part, RIGHT]), max_steps=6, beta=0.1)
-    session = trl_replay.attach(trainer, replay_start=0, replay_kl="all_wrong")
+    settings = {"max_steps": 6, "beta": 0.1, "replay_kl": "all_wrong"}
     with pytest.warns(UserWarning, match=r"replay_kl='all_wrong' uses the lowest of them\. Set replay_pass_reward"):
-        trainer.train()
-    assert session.metrics["replay/replaced_fraction"] == pytest.approx(2 / 3)
-    assert session.metrics["replay/dead_fraction_after"] == pytest.approx(1 / 3)
+        metrics = train(tmp_path, [GRADES] * 3, [WRONG, part, RIGHT], **settings).session.metrics
+    assert metrics["replay/replaced_fraction"] == pytest.approx(2 / 3)
+    assert metrics["replay/dead_fraction_after"] == pytest.approx(1 / 3)

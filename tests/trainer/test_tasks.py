@@ -1,9 +1,6 @@
 """A group belongs to the dataset row that was asked for: one prompt with several labels is several tasks."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -38,20 +35,20 @@ pytestmark = pytest.mark.filterwarnings(SEVERAL)
     ],
     ids=["inject", "arpo", "repo", "split", "whole", "chosen"],
 )
-def test_66_no_answer_to_one_task_is_trained_as_anothers(tmp_path: Any, replay: dict[str, Any]) -> None:
+def test_66_no_answer_to_one_task_is_trained_as_anothers(tmp_path, replay):
     _, followed = follow(build(tmp_path, ONE_PROMPT), **replay)
     assert len(followed.pairs) > 3
     assert crossed(followed) == []
 
 
-def test_with_the_prompt_alone_they_are_one_task(tmp_path: Any) -> None:
+def test_with_the_prompt_alone_they_are_one_task(tmp_path):
     session, followed = follow(build(tmp_path, ONE_PROMPT), **INJECTED, replay_task_columns=[])
     assert crossed(followed)
     assert session.metrics["replay/tasks"] == 1
     assert set(session.buffer.table.peers.tolist()) == {len(session.buffer)}
 
 
-def test_66_a_solved_task_retires_its_own_entries_alone(tmp_path: Any) -> None:
+def test_66_a_solved_task_retires_its_own_entries_alone(tmp_path):
     rewards = Rewards([LIVE, LIVE, HALF], [HALF, DEAD, DEAD], [ALL_RIGHT, DEAD, DEAD], [DEAD, DEAD, DEAD])
     session, followed = follow(
         build(tmp_path, ONE_PROMPT, rewards, max_steps=4), replay_retire_passes=4, replay_max_fraction=0.0
@@ -61,7 +58,7 @@ def test_66_a_solved_task_retires_its_own_entries_alone(tmp_path: Any) -> None:
     assert session.totals.counters["retired"] == 1
 
 
-def test_entries_are_balanced_by_task(tmp_path: Any) -> None:
+def test_entries_are_balanced_by_task(tmp_path):
     rewards = Rewards([LIVE, HALF, LIVE])
     session, followed = follow(build(tmp_path, ONE_PROMPT, rewards, max_steps=5), replay_dry_run=True)
     table = session.buffer.table
@@ -70,22 +67,22 @@ def test_entries_are_balanced_by_task(tmp_path: Any) -> None:
     assert session.metrics["replay/tasks"] == len(set(labels)) == 4
 
 
-def test_a_group_that_is_generated_again_has_its_own_prompts_task(tmp_path: Any) -> None:
+def test_a_group_that_is_generated_again_has_its_own_prompts_task(tmp_path):
     rows = [{"prompt": "1=", "label": f"{number}"} for number in range(30)]
-    seen: dict[int, set[str]] = {}
+    seen = {}
 
     class Noted(Coins):
-        def __call__(self, completions: Any, label: Any, **columns: Any) -> list[float]:
+        def __call__(self, completions, label, **columns):
             told.append(label[::4])
             return super().__call__(completions, **columns)
 
-    told: list[list[str]] = []
+    told = []
     trainer = build(tmp_path, rows, Noted(0.15), max_steps=5)
     session = trl_replay.attach(trainer, replay_refill_rounds=3, replay_start=0)
     rounds = session.rounds
     note = rounds.table.note
 
-    def noting(keys: Any, tasks: Any, *others: Any) -> None:
+    def noting(keys, tasks, *others):
         assert keys.tolist() == tasks.tolist(), "a curriculum knows a group by the task that the buffer has"
         for key, label in zip(keys.tolist(), told[-1], strict=True):
             seen.setdefault(key, set()).add(label)
@@ -98,8 +95,8 @@ def test_a_group_that_is_generated_again_has_its_own_prompts_task(tmp_path: Any)
     assert set(session.buffer.table.prompt.tolist()) <= set(seen)
 
 
-def test_a_resumed_run_knows_the_tasks_of_its_entries(tmp_path: Any) -> None:
-    def trained(folder: str, resume: str | None = None, born: Any = None) -> Any:
+def test_a_resumed_run_knows_the_tasks_of_its_entries(tmp_path):
+    def trained(folder, resume=None, born=None):
         trainer = build(tmp_path / folder, ONE_PROMPT, max_steps=12, save_strategy="steps", save_steps=5)
         if resume:
             trainer.reward_funcs[0].calls = 5
@@ -113,15 +110,15 @@ def test_a_resumed_run_knows_the_tasks_of_its_entries(tmp_path: Any) -> None:
     assert crossed(followed) == []
 
 
-def test_other_task_columns_do_not_resume(tmp_path: Any) -> None:
+def test_other_task_columns_do_not_resume(tmp_path):
     follow(build(tmp_path, ONE_PROMPT, max_steps=2, save_strategy="steps", save_steps=2))
     for columns, words in (([], r"was None and is \[\]"), (["label"], r"was None and is \['label'\]")):
         with pytest.raises(trl_replay.MismatchError, match=f"replay_task_columns {words}"):
             follow(build(tmp_path, ONE_PROMPT), str(tmp_path / "checkpoint-2"), replay_task_columns=columns)
 
 
-def test_what_tells_nothing_apart_changes_nothing(tmp_path: Any) -> None:
-    def trained(**replay: Any) -> tuple[str, list[int], int]:
+def test_what_tells_nothing_apart_changes_nothing(tmp_path):
+    def trained(**replay):
         trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=6)
         session = trl_replay.attach(trainer, replay_start=0, **replay)
         trainer.train()
@@ -134,19 +131,19 @@ def test_what_tells_nothing_apart_changes_nothing(tmp_path: Any) -> None:
 
 
 @pytest.mark.filterwarnings(f"default{SEVERAL.removeprefix('ignore')}")
-def test_one_line_tells_what_splits_a_prompt(tmp_path: Any) -> None:
+def test_one_line_tells_what_splits_a_prompt(tmp_path):
     trainer = build(tmp_path, ONE_PROMPT, max_steps=3)
     with pytest.warns(UserWarning, match=r"same prompt differ in 'label'.*set replay_task_columns") as told:
         follow(trainer)
     assert sum("the same prompt" in str(each.message) for each in told) == 1
 
 
-def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Any) -> None:
+def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path):
     with pytest.raises(trl_replay.RefusedError, match=r"replay_task_columns=\['labl'\].*it has 'prompt', 'label'"):
         trl_replay.attach(build(tmp_path, ONE_PROMPT), replay_task_columns=["labl"])
 
 
-def test_columns_that_a_streams_rows_do_not_have_are_refused(tmp_path: Any) -> None:
+def test_columns_that_a_streams_rows_do_not_have_are_refused(tmp_path):
     stream = IterableDataset.from_generator(lambda: iter(ONE_PROMPT * 32))
     assert stream.column_names is None
     trainer = build_with(tmp_path, Rewards([LIVE, LIVE, LIVE]), arguments={"train_dataset": stream})
@@ -164,12 +161,12 @@ class Riddle:
 
     resets = 0
 
-    def reset(self, **columns: Any) -> str:
+    def reset(self, **columns):
         self.secret = Riddle.resets // 4 % 4
         Riddle.resets += 1
         return self._text()
 
-    def _text(self) -> str:
+    def _text(self):
         return f" {self.secret}"
 
 
@@ -177,17 +174,17 @@ class Told(Riddle):
     """Its text says nothing, but the environment does."""
 
     @property
-    def task_id(self) -> int:
+    def task_id(self):
         return self.secret
 
-    def _text(self) -> str:
+    def _text(self):
         return f" {Riddle.resets}"
 
 
 class Secret(Riddle):
     """Texts differ from rollout to rollout, and nothing says which riddle it is."""
 
-    def _text(self) -> str:
+    def _text(self):
         return f" {Riddle.resets}"
 
 
@@ -197,7 +194,7 @@ class Odd(Riddle):
     task_id = object()
 
 
-def riddled(tmp_path: Any, environment: type, **replay: Any) -> Any:
+def riddled(tmp_path, environment, **replay):
     """Trains on an environment that owns its data."""
     tokenizer = tool_tokenizer()
     Riddle.resets = 0
@@ -210,14 +207,14 @@ def riddled(tmp_path: Any, environment: type, **replay: Any) -> Any:
 
 
 @pytest.mark.parametrize("environment", [Riddle, Told])
-def test_an_environments_tasks_are_told_apart(tmp_path: Any, environment: type) -> None:
+def test_an_environments_tasks_are_told_apart(tmp_path, environment):
     session, followed = riddled(tmp_path, environment, **INJECTED)
     assert len(followed.pairs) > 3
     assert crossed(followed) == []
     assert session.metrics["replay/tasks"] == 4
 
 
-def test_66_groups_whose_task_nobody_tells_are_matched_by_none(tmp_path: Any) -> None:
+def test_66_groups_whose_task_nobody_tells_are_matched_by_none(tmp_path):
     session, followed = riddled(tmp_path, Secret, **INJECTED)
     assert followed.pairs == []
     stored = session.buffer.table.prompt.tolist()
@@ -231,7 +228,7 @@ def test_66_groups_whose_task_nobody_tells_are_matched_by_none(tmp_path: Any) ->
     assert session.totals.counters["replaced"] > 0, "whole groups need no task"
 
 
-def test_a_task_id_without_content_is_refused(tmp_path: Any) -> None:
+def test_a_task_id_without_content_is_refused(tmp_path):
     with pytest.raises(trl_replay.SeamError, match=r"task_id can't tell tasks apart: it holds a object. Use a text"):
         riddled(tmp_path, Odd)
 
@@ -243,14 +240,14 @@ NESTED = [{"prompt": "1=", "label": label, "tests": [{"in": label, "out": 0.5}],
 DIFFER = pytest.mark.filterwarnings("ignore:Rows of the dataset with the same prompt differ")
 
 
-def exported(tmp_path: Any) -> Any:
+def exported(tmp_path):
     """A file of groups of all four tasks."""
     trainer = build(tmp_path / "first", NESTED, Rewards([LIVE, HALF, LIVE]), max_steps=4)
     session, _ = follow(trainer, replay_dry_run=True)
     return session.export(tmp_path / "groups.parquet")
 
 
-def taken(tmp_path: Any, source: Any, rows: Any = NESTED) -> Any:
+def taken(tmp_path, source, rows=NESTED):
     """A trainer without live groups of its own, and its session with what it makes of a file."""
     trainer = build(tmp_path / "second", rows, Rewards([DEAD, DEAD, DEAD]), max_steps=5)
     session = trl_replay.attach(trainer, **INJECTED)
@@ -259,7 +256,7 @@ def taken(tmp_path: Any, source: Any, rows: Any = NESTED) -> Any:
 
 
 @DIFFER
-def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_path: Any) -> None:
+def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_path):
     path = exported(tmp_path)
     written = pyarrow.parquet.read_table(path).to_pylist()
     assert {row["label"] for row in written} == set("abcd")
@@ -271,7 +268,7 @@ def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_pat
 
 @DIFFER
 @pytest.mark.parametrize("lost", ["the columns", "the hash", "nothing"])
-def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path: Any, lost: str) -> None:
+def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path, lost):
     path = exported(tmp_path)
     table = pyarrow.parquet.read_table(path)
     if lost != "nothing":
@@ -288,7 +285,7 @@ def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path: Any, lost: st
 
 @DIFFER
 @pytest.mark.parametrize("read", ["rows", "jsonl"])
-def test_151_an_exported_file_that_others_read_tells_its_tasks(tmp_path: Any, read: str) -> None:
+def test_151_an_exported_file_that_others_read_tells_its_tasks(tmp_path, read):
     """Its columns are texts then, the dataset's are lists and numbers."""
     path = exported(tmp_path)
     rows = pyarrow.parquet.read_table(path).to_pylist()
@@ -298,7 +295,7 @@ def test_151_an_exported_file_that_others_read_tells_its_tasks(tmp_path: Any, re
 
 
 @DIFFER
-def test_a_foreign_file_that_does_not_say_which_task_is_held_back_and_counted(tmp_path: Any) -> None:
+def test_a_foreign_file_that_does_not_say_which_task_is_held_back_and_counted(tmp_path):
     rows = [*NESTED, {**NESTED[0], "prompt": "2="}]
     foreign = [
         {"prompt": prompt, "completion": "12", "reward": float(n < 1)} for prompt in ("1=", "2=") for n in range(4)
@@ -312,7 +309,7 @@ def test_a_foreign_file_that_does_not_say_which_task_is_held_back_and_counted(tm
 
 
 @DIFFER
-def test_rows_of_a_foreign_file_that_name_the_task_are_grouped_by_it(tmp_path: Any) -> None:
+def test_rows_of_a_foreign_file_that_name_the_task_are_grouped_by_it(tmp_path):
     foreign = [
         {**row, "completion": f"{number}", "reward": float(number == 0)} for number in range(4) for row in ONE_PROMPT
     ]
@@ -321,7 +318,7 @@ def test_rows_of_a_foreign_file_that_name_the_task_are_grouped_by_it(tmp_path: A
     assert session.buffer.table.prompt.tolist() == keys
 
 
-def test_groups_that_are_added_before_training_are_of_the_tasks_that_it_trains_on(tmp_path: Any) -> None:
+def test_groups_that_are_added_before_training_are_of_the_tasks_that_it_trains_on(tmp_path):
     """`remove_unused_columns` leaves the prompt alone."""
     rows = [{"prompt": prompt, "label": prompt} for prompt in ("1=", "12=", "123=")]
     trainer = build(tmp_path, rows, Rewards([LIVE, LIVE, LIVE]), max_steps=2, remove_unused_columns=True)

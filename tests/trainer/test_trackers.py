@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, weights_hash
 from transformers.integrations import WandbCallback
 from trl.extras import profiling
@@ -147,9 +148,7 @@ def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(
 
 
 def test_the_settings_of_a_preset_are_told(trackers: dict[str, Told], tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1, report_to="wandb")
-    trl_replay.attach(trainer, replay_preset="freshness/reward_half_life")
-    trainer.train()
+    train(tmp_path, *SCRIPT, replaced=0, max_steps=1, report_to="wandb", replay_preset="freshness/reward_half_life")
     assert trackers["wandb"]["replay_sampler"] == "freshness/half_life"
     assert trackers["wandb"]["replay_buffer_size"] == 512
 

@@ -1,7 +1,5 @@
 """The message of one all-gather: numbers with names, and what all processes stop for; by hand."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from trl_replay.distributed.agreement import decision_message, packed_bits, unpa
 
 @settings(deadline=None, database=None)
 @given(st.integers(1, 60), st.integers(1, 3), st.data())
-def test_which_rows_were_filled_travels_in_a_few_numbers(count: int, ranks: int, data: st.DataObject) -> None:
+def test_which_rows_were_filled_travels_in_a_few_numbers(count, ranks, data):
     rows = st.lists(st.booleans(), min_size=count, max_size=count)
     masks = [data.draw(rows) for _ in range(ranks)]
     words = np.stack([packed_bits(np.array(mask)) for mask in masks])

@@ -1,7 +1,5 @@
 """Bounds on replayed tokens, by hand: what moves, what is dropped, and what stays to the last bit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -14,35 +12,34 @@ from trl_replay.loss.bounds import RATIO_LIMIT, Bounds
 LIMIT = math.log(RATIO_LIMIT)
 
 
-def rows(logps: list[list[float]], mask: list[list[bool]] | None = None) -> ReplayedRows:
+def rows(logps, mask=None):
     new = torch.tensor(logps)
     trained = torch.ones_like(new, dtype=torch.bool) if mask is None else torch.tensor(mask)
     count = len(logps)
     return ReplayedRows(new, new, new, trained, torch.ones(count), torch.ones(count, dtype=torch.int64))
 
 
-def bounded(bounds: Bounds, logps: list[list[float]], old: list[list[float]], **others: object) -> list[list[float]]:
-    result = bounds(rows(logps, **others), Corrected(torch.tensor(old)))  # type: ignore[arg-type]
-    moved: list[list[float]] = result.old_logps.tolist()
-    return moved
+def bounded(bounds, logps, old, **others):
+    result = bounds(rows(logps, **others), Corrected(torch.tensor(old)))
+    return result.old_logps.tolist()
 
 
-def test_a_tokens_ratio_is_at_most_the_limit_and_at_least_e_to_minus_20() -> None:
+def test_a_tokens_ratio_is_at_most_the_limit_and_at_least_e_to_minus_20():
     moved = bounded(Bounds(), [[-1.0, -50.0]], [[-9.0, -1.0]])
     assert moved[0] == pytest.approx([-1.0 - LIMIT, -50.0 + 20.0])
 
 
-def test_masked_tokens_are_left_alone() -> None:
+def test_masked_tokens_are_left_alone():
     assert bounded(Bounds(), [[-1.0, -1.0]], [[-1.0, -90.0]], mask=[[True, False]]) == [[-1.0, -90.0]]
 
 
-def reference(bounds: Bounds, new: float, old: float, ref: float) -> float:
+def reference(bounds, new, old, ref):
     tokens = rows([[new]])
     seen = bounds.reference(tokens, torch.tensor([[old]]), torch.tensor([[ref]]), tokens.mask)
     return float(seen)
 
 
-def test_a_kl_term_beyond_the_bound_is_dropped_and_one_within_it_stays() -> None:
+def test_a_kl_term_beyond_the_bound_is_dropped_and_one_within_it_stays():
     bounds = Bounds()
     assert reference(bounds, -3.5, -3.5, -1.0) == -1.0, "e^2.5 is 12"
     assert reference(bounds, -4.5, -4.5, -1.0) == -4.5, "e^3.5 is 33"
@@ -53,7 +50,7 @@ def test_a_kl_term_beyond_the_bound_is_dropped_and_one_within_it_stays() -> None
 
 
 @pytest.mark.parametrize("sequence_level", [False, True])
-def test_a_ratio_that_was_moved_to_the_bound_is_not_beyond_it_by_rounding(sequence_level: bool) -> None:
+def test_a_ratio_that_was_moved_to_the_bound_is_not_beyond_it_by_rounding(sequence_level):
     bounds = Bounds(LossForm(weighs_kl=True, sequence_level=sequence_level))
     new = (-4 * torch.rand(1000, 1, generator=torch.Generator().manual_seed(0))).tolist()
     tokens = rows(new)
@@ -63,7 +60,7 @@ def test_a_ratio_that_was_moved_to_the_bound_is_not_beyond_it_by_rounding(sequen
     assert torch.equal(bounds.reference(tokens, moved.old_logps, more_likely, tokens.mask), tokens.logps)
 
 
-def test_where_the_ratio_multiplies_the_kl_term_their_product_counts() -> None:
+def test_where_the_ratio_multiplies_the_kl_term_their_product_counts():
     bounds = Bounds(LossForm(weighs_kl=True))
     assert reference(bounds, -3.0, -4.5, -1.0) == -3.0, "e^2 times e^1.5"
     assert reference(bounds, -3.0, -3.5, -1.0) == -1.0, "e^2 times e^0.5"

@@ -1,7 +1,5 @@
 """The drift canary on the installed TRL, and on doctored sources of it."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +11,7 @@ from packaging.version import Version
 import trl_replay
 
 
-def test_24_the_installed_trl_is_what_the_seam_relies_on() -> None:
+def test_24_the_installed_trl_is_what_the_seam_relies_on():
     folder = installed()
     assert folder is not None
     assert drift(folder) == []
@@ -75,7 +73,7 @@ DOCTORED = {
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(tmp_path):
     """A copy of the two files that the canary reads."""
     source = installed()
     assert source is not None
@@ -85,7 +83,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_case_is_a_line_of_the_newest_release() -> None:
+def test_every_case_is_a_line_of_the_newest_release():
     source = installed()
     assert source is not None
     text = (source / TRAINER).read_text()
@@ -95,7 +93,7 @@ def test_every_case_is_a_line_of_the_newest_release() -> None:
 
 
 @pytest.mark.parametrize("old", DOCTORED)
-def test_a_change_is_told_in_words(copy: Path, old: str) -> None:
+def test_a_change_is_told_in_words(copy, old):
     new, words = DOCTORED[old]
     path = copy / TRAINER
     text = path.read_text()
@@ -106,7 +104,7 @@ def test_a_change_is_told_in_words(copy: Path, old: str) -> None:
     assert any(words in problem for problem in found), found
 
 
-def test_what_transformers_has_need_not_stand_in_trl(copy: Path) -> None:
+def test_what_transformers_has_need_not_stand_in_trl(copy):
     """TRL up to 1.7 has no `_load_optimizer_and_scheduler` of its own, and never names `_get_output_dir`."""
     path = copy / TRAINER
     text = path.read_text()
@@ -116,18 +114,18 @@ def test_what_transformers_has_need_not_stand_in_trl(copy: Path) -> None:
     assert drift(copy) == []
 
 
-def test_a_reference_sync_at_another_time_is_told(copy: Path) -> None:
+def test_a_reference_sync_at_another_time_is_told(copy):
     path = copy / CALLBACKS
     path.write_text(path.read_text().replace("% args.ref_model_sync_steps", "% args.sync_every"))
     assert any("SyncRefModelCallback does not sync when" in problem for problem in drift(copy))
 
 
-def test_only_compat_asks_which_release_is_installed() -> None:
+def test_only_compat_asks_which_release_is_installed():
     """Differences between releases are handled in one place."""
     package = Path(trl_replay.__file__).parent
     asking = [path.name for path in package.rglob("*.py") if 'version("trl")' in path.read_text(encoding="utf-8")]
     assert asking == ["compat.py"]
 
 
-def test_a_folder_that_is_no_trl_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_trl_is_told(tmp_path):
     assert drift(tmp_path) == [f"{TRAINER} does not exist"]

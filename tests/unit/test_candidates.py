@@ -1,9 +1,5 @@
 """Candidates: the sums of their log-probs, and which of them can be stored."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +11,7 @@ from trl_replay.data.types import Group
 from trl_replay.testing import make_groups
 
 
-def group(**tensors: Any) -> Group:
+def group(**tensors):
     """Three rows of 3, 1 and 2 tokens."""
     made = {key: torch.as_tensor(values) for key, values in tensors.items()}
     return Group(made, frozenset(made), np.array([2]), np.array([3, 1, 2]))
@@ -35,12 +31,12 @@ NAN, INF = float("nan"), float("inf")
         ([-1.0, NAN, -2.0, -INF, -3.0, -4.0], {"tool_mask": [1, 0, 1, 0, 1, 1]}, [-3.0, 0.0, -7.0]),
     ],
 )
-def test_sums_leave_out_the_tokens_that_the_loss_leaves_out(logps: Any, masks: Any, sums: Any) -> None:
+def test_sums_leave_out_the_tokens_that_the_loss_leaves_out(logps, masks, sums):
     stored = group(completion_ids=[3] * 6, old_per_token_logps=logps, **masks)
     assert trainable_sums(stored).tolist() == sums
 
 
-def test_only_candidates_of_which_every_row_is_known_and_finite_are_stored() -> None:
+def test_only_candidates_of_which_every_row_is_known_and_finite_are_stored():
     candidates = [Candidate(slot, slot, None, frozenset(), slice(0, 0), 0) for slot in range(3)]
     waiting = PendingGroups(make_groups([[1.0, 0.0, 0.0]] * 3), candidates)
     logps = [[-1.0, -2.0, -3.0], [-1.0, -INF, -3.0], [NAN] * 3]

@@ -1,10 +1,7 @@
 """Charts of the report page."""
 
-from __future__ import annotations
-
 import re
 import sys
-from typing import Any
 
 import pytest
 
@@ -12,7 +9,7 @@ from trl_replay import ReplayError
 from trl_replay.extras.report.charts import MANY, MEANS, Line, line_chart
 
 
-def test_a_chart_names_its_lines_and_axes_and_brings_nothing_from_elsewhere() -> None:
+def test_a_chart_names_its_lines_and_axes_and_brings_nothing_from_elsewhere():
     chart = line_chart([Line("one", "red", [(1, 0.0), (2, 1.0)]), Line("two", "blue", [(1, 0.5)])], "share", True)
     assert {"one", "two", "share", "step", "0%", "100%"} <= set(re.findall("<text[^>]*>([^<]*)</text>", chart))
     assert chart.startswith("<svg")
@@ -20,7 +17,7 @@ def test_a_chart_names_its_lines_and_axes_and_brings_nothing_from_elsewhere() ->
     assert re.findall('href="([^#][^"]*)"', chart) == []
 
 
-def test_many_points_are_drawn_faint_under_means_of_neighbors() -> None:
+def test_many_points_are_drawn_faint_under_means_of_neighbors():
     points = [(float(step), float(step % 2)) for step in range(MANY)]
     assert "opacity" not in line_chart([Line("one", "red", points[1:])], "share")
     chart = line_chart([Line("one", "red", points)], "share")
@@ -28,12 +25,12 @@ def test_many_points_are_drawn_faint_under_means_of_neighbors() -> None:
     assert chart.count("<use") >= MEANS
 
 
-def test_charts_cope_with_little() -> None:
+def test_charts_cope_with_little():
     assert line_chart([Line("none", "red", [])], "share") == ""
     assert line_chart([Line("one", "red", [(3, 0.5)])], "share").startswith("<svg")
 
 
-def test_without_matplotlib_the_report_says_what_to_install(monkeypatch: Any) -> None:
+def test_without_matplotlib_the_report_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ReplayError, match="pip install matplotlib"):
         line_chart([Line("one", "red", [(3, 0.5)])], "share")

@@ -1,7 +1,5 @@
 """The command line, as a user sees it: what is listed and what is checked."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

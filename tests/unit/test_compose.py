@@ -1,9 +1,5 @@
 """Cut and compose: what comes out is what went in, for any lengths, keys and slots."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -30,9 +26,7 @@ lengths = st.lists(
     shared=st.booleans(),
     seed=st.integers(0, 100),
 )
-def test_any_group_comes_out_of_any_batch_as_it_went_in(
-    source: Any, target: Any, keys: list[str], multiple: int | None, shared: bool, seed: int
-) -> None:
+def test_any_group_comes_out_of_any_batch_as_it_went_in(source, target, keys, multiple, shared, seed):
     fields = FieldTable(PAD, extra=EXTRA)
     stored = make_batch(source, keys, seed, [shared] * len(source))
     batch = make_batch(target, keys, seed + 1, [shared] * len(target))
@@ -61,7 +55,7 @@ def test_any_group_comes_out_of_any_batch_as_it_went_in(
             assert composed[key].size(1) == batch[key].size(1) or composed[key].size(1) % multiple == 0
 
 
-def test_a_stored_group_shares_nothing_with_its_batch_and_holds_no_padding() -> None:
+def test_a_stored_group_shares_nothing_with_its_batch_and_holds_no_padding():
     fields = FieldTable(PAD)
     batch = make_batch([[(2, 5), (2, 1), (2, 3)], [(6, 2)] * 3], ["old_per_token_logps"], 0, [True, True])
     group = cut(batch, fields, [rows_of(0)])[0]
@@ -77,7 +71,7 @@ def test_a_stored_group_shares_nothing_with_its_batch_and_holds_no_padding() -> 
     )
 
 
-def test_a_masked_out_completion_keeps_its_tokens_and_its_mask() -> None:
+def test_a_masked_out_completion_keeps_its_tokens_and_its_mask():
     fields = FieldTable(PAD)
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
     batch["completion_mask"][1] = 0
@@ -91,9 +85,7 @@ def test_a_masked_out_completion_keeps_its_tokens_and_its_mask() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9))
-def test_lengths_reach_from_the_first_prompt_token_and_to_the_last_completion_token(
-    seed: int, rows: int, prompt: int, completion: int
-) -> None:
+def test_lengths_reach_from_the_first_prompt_token_and_to_the_last_completion_token(seed, rows, prompt, completion):
     generator = np.random.default_rng(seed)
     prompt_mask = generator.integers(0, 2, (rows, prompt))
     mask = generator.integers(0, 2, (rows, completion))
@@ -113,7 +105,7 @@ def test_lengths_reach_from_the_first_prompt_token_and_to_the_last_completion_to
         assert prompts[row] == (prompt - places[0] if len(places) else 0)
 
 
-def test_8_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width() -> None:
+def test_8_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width():
     batch = make_batch([[(2, 1), (2, 1), (2, 1)]], ["importance_sampling_ratio"], 0, [True])
     wide = make_batch([[(2, 5), (2, 5), (2, 5)]], [], 1, [True])
     wide["importance_sampling_ratio"] = torch.ones(3, 1)
@@ -124,7 +116,7 @@ def test_8_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width() ->
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
-def test_a_value_a_row_may_be_implied_too(shape: tuple[int, ...]) -> None:
+def test_a_value_a_row_may_be_implied_too(shape):
     fields = FieldTable(PAD, extra=[FieldSpec("flag", "row", implied=1)])
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]] * 2, [], 0, [True, True])
     batch["flag"] = torch.ones(2 * SIZE, *shape)
@@ -148,13 +140,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("changed", "words"), BROKEN)
-def test_a_batch_that_can_not_be_kept_whole_is_an_error_in_words(changed: dict[str, Any], words: str) -> None:
+def test_a_batch_that_can_not_be_kept_whole_is_an_error_in_words(changed, words):
     batch = {**make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), **changed}
     with pytest.raises(BatchError, match=words):
         cut(batch, FieldTable(PAD), [rows_of(0)])
 
 
-def test_a_group_without_a_key_of_the_batch_is_never_composed() -> None:
+def test_a_group_without_a_key_of_the_batch_is_never_composed():
     fields = FieldTable(PAD)
     group = cut(make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), fields, [rows_of(0)])[0]
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], ["ref_per_token_logps"], 0, [True])
@@ -162,7 +154,7 @@ def test_a_group_without_a_key_of_the_batch_is_never_composed() -> None:
         compose(batch, fields, [place(0, group)])
 
 
-def test_167_a_group_whose_tokens_are_missing_is_never_composed() -> None:
+def test_167_a_group_whose_tokens_are_missing_is_never_composed():
     """Padding would stand in their place."""
     fields = FieldTable(PAD)
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
@@ -172,10 +164,10 @@ def test_167_a_group_whose_tokens_are_missing_is_never_composed() -> None:
         compose(batch, fields, [place(0, group)])
 
 
-def test_a_dtype_that_there_is_not_is_refused() -> None:
+def test_a_dtype_that_there_is_not_is_refused():
     with pytest.raises(ConfigurationError, match=r"FieldSpec\('flag'\): dtype 'flaot32' is none of float64"):
         FieldSpec("flag", "row", dtype="flaot32")
 
 
-def test_a_set_is_told_alike_on_every_process() -> None:
+def test_a_set_is_told_alike_on_every_process():
     assert in_json({"b", "a", "c"}) == ["a", "b", "c"]

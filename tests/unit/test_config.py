@@ -1,13 +1,10 @@
 """ReplayConfig in Python: what it checks, and what it says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
 import subprocess
 import sys
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -16,13 +13,13 @@ from hypothesis import given, settings
 from trl_replay import ConfigurationError, ReplayConfig
 
 
-def test_every_field_is_documented() -> None:
+def test_every_field_is_documented():
     for spec in dataclasses.fields(ReplayConfig):
         assert spec.metadata["help"].endswith((".", ").")), spec.name
         assert "%" not in spec.metadata["help"], "argparse formats help texts"
 
 
-BAD: dict[str, list[Any]] = {
+BAD = {
     "use_replay": ["no"],
     "replay_buffer_size": [True],
     "replay_max_bytes": ["much", "-5MB", "0", 0, "5 XB", True, 1.5, "MB", ""],
@@ -47,7 +44,7 @@ BAD: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
-def test_a_bad_value_is_named_with_its_setting_and_a_remedy(name: str, value: Any) -> None:
+def test_a_bad_value_is_named_with_its_setting_and_a_remedy(name, value):
     with pytest.raises(ConfigurationError) as caught:
         ReplayConfig(**{name: value})
     assert re.match(rf"{name}={re.escape(repr(value))} can't be used: \w+", str(caught.value))
@@ -57,7 +54,7 @@ def test_a_bad_value_is_named_with_its_setting_and_a_remedy(name: str, value: An
 @given(
     st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4)
 )
-def test_json_kwargs_mean_the_same_as_a_mapping(kwargs: dict[str, Any]) -> None:
+def test_json_kwargs_mean_the_same_as_a_mapping(kwargs):
     config = ReplayConfig(replay_scorer="a_module:scorer", replay_scorer_kwargs=json.dumps(kwargs))
     assert config.kwargs_of("scorer") == kwargs
 
@@ -70,19 +67,19 @@ def test_json_kwargs_mean_the_same_as_a_mapping(kwargs: dict[str, Any]) -> None:
         ({"replay_evictor": "fifo", "replay_evictor_kwargs": {"by": 1}}, "It takes no arguments."),
     ],
 )
-def test_names_and_arguments_are_looked_up_when_the_configuration_is_made(given: Any, words: str) -> None:
+def test_names_and_arguments_are_looked_up_when_the_configuration_is_made(given, words):
     with pytest.raises(ConfigurationError) as caught:
         ReplayConfig(**given)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["to_come/sampler", "a_module:sampler"])
-def test_what_may_be_registered_or_imported_later_is_looked_up_by_attach(name: str) -> None:
+def test_what_may_be_registered_or_imported_later_is_looked_up_by_attach(name):
     config = ReplayConfig(replay_sampler=name, replay_sampler_kwargs={"any": 1})
     assert config.replay_sampler == name
 
 
-def test_a_preset_fills_what_is_left_at_its_default() -> None:
+def test_a_preset_fills_what_is_left_at_its_default():
     config = ReplayConfig(replay_evictor="fifo")
     filled = config.with_defaults({"replay_evictor": "reservoir", "replay_max_age": 4}, "a preset")
     assert (filled.replay_evictor, filled.replay_max_age) == ("fifo", 4)
@@ -90,20 +87,20 @@ def test_a_preset_fills_what_is_left_at_its_default() -> None:
         config.with_defaults({"replay_max_agee": 4}, "a preset")
 
 
-def test_the_nearest_setting_stands_alone_and_without_one_all_are_listed() -> None:
+def test_the_nearest_setting_stands_alone_and_without_one_all_are_listed():
     with pytest.raises(ConfigurationError, match=r"Did you mean 'replay_max_age'\?$"):
         ReplayConfig().with_settings({"replay_max_agee": 4}, "attach()")
     with pytest.raises(ConfigurationError, match=r"The settings are: use_replay, .*replay_preset\.$"):
         ReplayConfig().with_settings({"zzz": 4}, "attach()")
 
 
-def test_a_preset_may_set_the_rounds_that_other_settings_are_about() -> None:
+def test_a_preset_may_set_the_rounds_that_other_settings_are_about():
     config = ReplayConfig(replay_refill_prompts="same", replay_preset="mine/again")
     filled = config.with_defaults({"replay_refill_rounds": 2}, "a preset")
     assert (filled.replay_refill_rounds, filled.replay_refill_prompts) == (2, "same")
 
 
-def test_the_config_imports_neither_torch_nor_trl() -> None:
+def test_the_config_imports_neither_torch_nor_trl():
 
     code = (
         "import sys, trl_replay; trl_replay.ReplayConfig(); sys.exit('torch' in sys.modules or 'trl' in sys.modules)"

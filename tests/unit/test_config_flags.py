@@ -1,10 +1,7 @@
 """ReplayConfig beside GRPOConfig: from YAML and from flags."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
-from typing import Any
 
 import pytest
 from trl import GRPOConfig, TrlParser
@@ -14,7 +11,7 @@ from trl_replay import ReplayConfig
 from trl_replay.cli.settings import add_settings, given_settings
 
 
-def parse(*flags: str, config: str | None = None, tmp_path: Any = None) -> ReplayConfig:
+def parse(*flags, config=None, tmp_path=None):
     arguments = ["--output_dir", "out", "--use_cpu", "--bf16", "false", *flags]
     if config is not None:
         path = tmp_path / "config.yaml"
@@ -24,14 +21,14 @@ def parse(*flags: str, config: str | None = None, tmp_path: Any = None) -> Repla
     return replay
 
 
-def test_no_field_collides_with_grpo_config() -> None:
+def test_no_field_collides_with_grpo_config():
     ours = {spec.name for spec in dataclasses.fields(ReplayConfig)}
     theirs = {spec.name for spec in dataclasses.fields(GRPOConfig)}
     assert not ours & theirs
     assert "config" not in ours, "TrlParser keeps that name for itself"
 
 
-def test_flags_reach_every_kind_of_field() -> None:
+def test_flags_reach_every_kind_of_field():
     replay = parse(
         "--replay_buffer_size", "8", "--replay-evictor", "fifo", "--replay_max_age", "5",
         "--replay_max_fraction", "0.5",
@@ -45,7 +42,7 @@ def test_flags_reach_every_kind_of_field() -> None:
     assert replay.use_replay is False
 
 
-def test_yaml_reaches_the_same_fields_and_flags_win(tmp_path: Any) -> None:
+def test_yaml_reaches_the_same_fields_and_flags_win(tmp_path):
     text = """
 use_replay: false
 replay_buffer_size: 8
@@ -66,12 +63,12 @@ replay_evictor: somebody/elses
     assert replay.replay_evictor == "somebody/elses", "third parties' names are strings as any other"
 
 
-def test_an_unknown_yaml_key_is_an_error(tmp_path: Any) -> None:
+def test_an_unknown_yaml_key_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="replay_bufer"):
         parse(config="replay_bufer: 3\n", tmp_path=tmp_path)
 
 
-def test_help_lists_every_field(capsys: Any) -> None:
+def test_help_lists_every_field(capsys):
     with pytest.raises(SystemExit) as stopped:
         TrlParser((GRPOConfig, ReplayConfig)).parse_args_and_config(["--help"])
     assert stopped.value.code == 0
@@ -79,7 +76,7 @@ def test_help_lists_every_field(capsys: Any) -> None:
     assert all(f"--{spec.name}" in text for spec in dataclasses.fields(ReplayConfig))
 
 
-def test_the_start_can_be_given_on_the_command_line_and_in_yaml(tmp_path: Any) -> None:
+def test_the_start_can_be_given_on_the_command_line_and_in_yaml(tmp_path):
     from trl import TrlParser
 
     parser = TrlParser(trl_replay.ReplayConfig)
@@ -92,7 +89,7 @@ def test_the_start_can_be_given_on_the_command_line_and_in_yaml(tmp_path: Any) -
 
 
 @pytest.mark.parametrize("setting", ["replay_plugins", "replay_task_columns"])
-def test_80_a_presets_list_fills_what_no_flag_and_no_line_gave(setting: str) -> None:
+def test_80_a_presets_list_fills_what_no_flag_and_no_line_gave(setting):
     preset = trl_replay.Preset("bundle", {setting: ["label"]}, "")
     functions = {"trl_replay_presets": staticmethod(trl_replay.hookimpl(lambda: [preset]))}
     trl_replay.register(type("Plugin", (), functions)(), "mine")
@@ -106,7 +103,7 @@ def test_80_a_presets_list_fills_what_no_flag_and_no_line_gave(setting: str) -> 
 
 
 @pytest.mark.parametrize(("word", "value"), [("no", False), ("0", False), ("yes", True), ("True", True)])
-def test_the_command_takes_the_truth_values_that_the_parser_takes(word: str, value: bool) -> None:
+def test_the_command_takes_the_truth_values_that_the_parser_takes(word, value):
     parser = argparse.ArgumentParser()
     add_settings(parser)
     options = parser.parse_args(["--use_replay", word])

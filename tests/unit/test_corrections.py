@@ -1,9 +1,6 @@
 """Corrections by hand."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ from replayed_rows import log, made, rows_of
 from trl_replay.testing import make_context
 
 
-def test_truncated_at_sequence_level_gives_one_weight_a_row() -> None:
+def test_truncated_at_sequence_level_gives_one_weight_a_row():
     rows = rows_of([[0.1, 0.2, 0.3], [-0.5, -0.5, 0.1]], [1.0, -1.0])
     corrected = made("truncated", cap=1.5, level="sequence")(rows, make_context())
     torch.testing.assert_close(corrected.weights, torch.tensor([1.5, math.exp(-0.9)]))
@@ -22,13 +19,13 @@ def test_truncated_at_sequence_level_gives_one_weight_a_row() -> None:
 @pytest.mark.parametrize(
     ("limits", "weights"), [({}, [1, 0, 1]), ({"low": 0.98, "high": 1.01}, [0, 0, 1]), ({"high": 3.0}, [1, 1, 1])]
 )
-def test_a_row_is_masked_by_the_geometric_mean_of_its_ratios(limits: Any, weights: list[int]) -> None:
+def test_a_row_is_masked_by_the_geometric_mean_of_its_ratios(limits, weights):
     logs = [log(1.02, 1.02, 1.0), log(9.0, 2.0, 1.0), log(2.0, 0.5, 1.0)]  # 1.0133, 2.62, 1
     corrected = made("sequence_mask", **limits)(rows_of(logs, [1.0, -1.0, 1.0]), make_context())
     assert corrected.weights.tolist() == weights
 
 
-def test_huge_ratios_stay_finite() -> None:
+def test_huge_ratios_stay_finite():
     rows = rows_of([[200.0, -300.0, 90.0], [-500.0, -500.0, -500.0]], [1.0, -1.0])
     for name in CORRECTIONS:
         corrected = made(name)(rows, make_context())

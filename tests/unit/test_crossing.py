@@ -1,7 +1,5 @@
 """Completions to stock's final value, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -18,17 +16,17 @@ from trl_replay.extras.report.crossing import Curve, median_and_range, saved, sa
         ((0.0, 0.3, 0.3, 0.3), 0.3, 100.0),  # a plateau counts from its beginning
     ],
 )
-def test_a_level_is_reached_at_its_first_crossing_between_measurements(values, level, there) -> None:
+def test_a_level_is_reached_at_its_first_crossing_between_measurements(values, level, there):
     assert Curve((0, 100, 200, 300), values).first(level) == pytest.approx(there)
 
 
-def test_a_run_is_compared_with_stocks_own_first_crossing_and_not_with_the_end_of_its_plateau() -> None:
+def test_a_run_is_compared_with_stocks_own_first_crossing_and_not_with_the_end_of_its_plateau():
     stock = Curve((0, 100, 200, 300), (0.0, 0.4, 0.4, 0.4))
     found = saved(Curve((0, 100, 200, 300), (0.0, 0.8, 0.8, 0.9)), stock)
     assert found == (50.0, 100.0, 300, (0.9, 0.4))
 
 
-def test_the_table_pairs_seeds_and_says_never_where_an_arm_does_not_get_there() -> None:
+def test_the_table_pairs_seeds_and_says_never_where_an_arm_does_not_get_there():
     x = (0, 1000, 2000)
     curves = {
         ("stock", 0): Curve(x, (0.0, 0.1, 0.2)),
@@ -44,6 +42,6 @@ def test_the_table_pairs_seeds_and_says_never_where_an_arm_does_not_get_there() 
     ]
 
 
-def test_a_median_between_a_number_and_never_is_never() -> None:
+def test_a_median_between_a_number_and_never_is_never():
     assert median_and_range([100.0, math.inf]) == "never (100 to never)"
     assert median_and_range([100.0, math.inf, 300.0]) == "300 (100 to never)"

@@ -1,7 +1,5 @@
 """Evictors by hand, and which groups survive many rounds of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from buffers import nothing
@@ -63,7 +61,7 @@ def test_a_reservoir_is_a_uniform_sample_of_everything_offered():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-1e6, 1e6)), min_size=1, max_size=30))
-def test_prompt_balanced_ranks_by_what_is_newer_and_then_by_score(entries: list[tuple[int, float]]) -> None:
+def test_prompt_balanced_ranks_by_what_is_newer_and_then_by_score(entries):
     prompts, scores = zip(*entries, strict=True)
     table = make_table(scores, prompt=prompts)
     ranks = registry().resolve("evictor", "prompt_balanced").make()(table, make_context())

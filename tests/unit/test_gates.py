@@ -1,9 +1,5 @@
 """Gates on replayed rows, by hand."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,7 +7,7 @@ from trl_replay import Corrected, ReplayedRows
 from trl_replay.loss.gates import Gates
 
 
-def rows(logs: list[list[float]], mask: Any = None) -> ReplayedRows:
+def rows(logs, mask=None):
     """Replayed rows with these log ratios."""
     new = torch.tensor(logs)
     trained = torch.ones_like(new, dtype=torch.bool) if mask is None else torch.tensor(mask).bool()
@@ -19,7 +15,7 @@ def rows(logs: list[list[float]], mask: Any = None) -> ReplayedRows:
     return ReplayedRows(new, torch.zeros_like(new), new, trained, ones, ones)
 
 
-def gated(gates: Gates, given: ReplayedRows, weights: Any = None) -> Any:
+def gated(gates, given, weights=None):
     found = gates(given, Corrected(given.behavior_logps, None if weights is None else torch.tensor(weights)))
     assert found.old_logps is given.behavior_logps
     return found.weights
@@ -28,19 +24,19 @@ def gated(gates: Gates, given: ReplayedRows, weights: Any = None) -> Any:
 @pytest.mark.parametrize(
     ("log", "weight"), [(0.0, 1.0), (0.6931471, 1.0), (1.3862943, 0.5), (-3.0, 1.0), (99.0, None)]
 )
-def test_a_cap_bounds_the_ratio_times_the_weight_and_lets_less_pass(log: float, weight: float | None) -> None:
+def test_a_cap_bounds_the_ratio_times_the_weight_and_lets_less_pass(log, weight):
     (found,) = gated(Gates(max_weight=2.0), rows([[log]])).flatten().tolist()
     assert found == pytest.approx(2.0 * torch.tensor(-20.0).exp().item() if weight is None else weight, rel=1e-5)
 
 
-def test_tokens_that_are_not_trained_on_are_neither_capped_nor_counted() -> None:
+def test_tokens_that_are_not_trained_on_are_neither_capped_nor_counted():
     gates = Gates(max_weight=1.0)
     found = gated(gates, rows([[2.0, 2.0, -1.0, -1.0]], [[1, 0, 1, 0]]))
     assert found.tolist()[0][1:] == [1.0, 1.0, 1.0]
     assert gates.means.metrics() == {"replay/capped_fraction": 0.5}
 
 
-def test_the_capped_share_is_over_everything_since_the_last_log() -> None:
+def test_the_capped_share_is_over_everything_since_the_last_log():
     gates = Gates(max_weight=1.0)
     gated(gates, rows([[2.0, 0.0]]))
     gated(gates, rows([[0.0, 0.0], [0.0, 3.0]]))
@@ -48,7 +44,7 @@ def test_the_capped_share_is_over_everything_since_the_last_log() -> None:
     assert gates.means.metrics() == {}
 
 
-def test_at_sequence_level_the_cap_is_on_the_rows_mean_ratio() -> None:
+def test_at_sequence_level_the_cap_is_on_the_rows_mean_ratio():
     gates = Gates(max_weight=1.0, sequence_level=True)
     logs, mask = [[1.0, 0.0, 9.0], [-1.0, 0.5, 9.0], [5.0, 5.0, 5.0]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
     found = gated(gates, rows(logs, mask))

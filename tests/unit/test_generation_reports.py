@@ -26,20 +26,20 @@ class Groups:
     dead: Any
 
 
-def generated(layout: GroupLayout, dead: Any, shared: bool) -> Generated:
+def generated(layout, dead, shared):
     """A batch or a round, as this rank sees it: all groups, or its own."""
     every = np.arange(len(dead) * layout.size)
     here = every[layout.rank * layout.rows : (layout.rank + 1) * layout.rows]
     seen = every if shared else here
     rows = RowLayout({"row": seen, "items": (seen * 7) % 11}, {"row": here}, layout.size)
     groups = seen[:: layout.size] // layout.size
-    fresh: Any = Groups(np.asarray(dead)[groups])
+    fresh = Groups(np.asarray(dead)[groups])
     return Generated({}, rows, fresh, torch.empty(0), (fresh,))
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_all_ranks_hear_the_same_and_live_groups_take_dead_slots(data: Any) -> None:
+def test_all_ranks_hear_the_same_and_live_groups_take_dead_slots(data):
     ranks = data.draw(st.integers(1, 5), label="ranks")
     size = data.draw(st.integers(2, 4), label="size")
     slots = data.draw(st.integers(1, 4), label="slots")
@@ -87,11 +87,11 @@ def test_all_ranks_hear_the_same_and_live_groups_take_dead_slots(data: Any) -> N
     assert heard[0].items == sum(int(by_group[sources[slot]] - by_group[slot]) for slot in taken)
 
 
-def keys_of(layout: GroupLayout) -> list[int]:
+def keys_of(layout):
     return [KEYS + layout.mine_first + place for place in range(layout.mine_here)]
 
 
-def tell(layout: GroupLayout, dead: Any, of_round: Any, needed: int, shared: bool) -> Any:
+def tell(layout, dead, of_round, needed, shared):
     """One rank's vector, after the batch or after a round."""
     current = generated(layout, dead, shared)
     if of_round is None:
@@ -101,7 +101,7 @@ def tell(layout: GroupLayout, dead: Any, of_round: Any, needed: int, shared: boo
     return Reports(layout).of_round(current, latest, keys_of(lying), [ANY] * lying.mine_here)
 
 
-def test_two_ranks_with_different_prompts_for_one_group_are_told() -> None:
+def test_two_ranks_with_different_prompts_for_one_group_are_told():
     layouts = [GroupLayout(6, 4, rank, 2) for rank in range(2)]
     vectors = np.stack([tell(layout, [False] * 3, None, 0, True) for layout in layouts])
     assert Reports(layouts[0]).read(vectors, layouts[0]).keys.tolist() == [KEYS, KEYS + 1, KEYS + 2]

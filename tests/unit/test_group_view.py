@@ -1,9 +1,5 @@
 """From row columns and rewards to the view of groups, and which groups are dead; by hand."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,11 +10,11 @@ from trl_replay.compat import RewardSetup
 EPS = 8 * float(np.finfo(np.float32).eps)
 
 
-def setup(scale: str = "group", aggregation: str = "sum_then_normalize", *weights: float) -> RewardSetup:
+def setup(scale="group", aggregation="sum_then_normalize", *weights):
     return RewardSetup(np.array(weights or [1.0]), scale, aggregation)
 
 
-def shared(rows: list[int], advantages: list[float]) -> dict[str, Any]:
+def shared(rows, advantages):
     columns = blank(rows[0], len(rows)) | {"row": np.array(rows), "advantages": np.array(advantages)}
     columns["prompt"] = np.array(rows) * 10
     columns["lengths"], columns["trainable"], columns["items"] = (np.array(rows) + shift for shift in (1, 2, 3))
@@ -26,9 +22,7 @@ def shared(rows: list[int], advantages: list[float]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("eighths", "dead"), [(0.9, True), (2.0, False)])
-def test_trls_own_advantages_of_equal_rewards_are_dead_and_others_than_its_own_are_not(
-    eighths: float, dead: bool
-) -> None:
+def test_trls_own_advantages_of_equal_rewards_are_dead_and_others_than_its_own_are_not(eighths, dead):
     """One rounding error of a mean is an eighth of the noise; what is further off somebody has shaped."""
     rewards = np.full((4, 1), 0.75)
     noise = float(advantage_noise(rewards.reshape(1, 4, 1), setup())[0])
@@ -37,7 +31,7 @@ def test_trls_own_advantages_of_equal_rewards_are_dead_and_others_than_its_own_a
     assert view(columns, torch.from_numpy(rewards), setup(), 4, 0).dead.tolist() == [dead]
 
 
-def test_the_noise_grows_with_rewards_and_their_weights_and_falls_with_their_deviation() -> None:
+def test_the_noise_grows_with_rewards_and_their_weights_and_falls_with_their_deviation():
     rewards = np.array([[[2.0, -1.0], [2.0, 3.0]], [[1.0, np.nan], [0.0, 0.0]]])
     weighted = setup("none", "sum_then_normalize", 1.0, -2.0)
     np.testing.assert_allclose(advantage_noise(rewards, weighted), [EPS * 8.0, EPS * 1.0])
@@ -50,7 +44,7 @@ def test_the_noise_grows_with_rewards_and_their_weights_and_falls_with_their_dev
     np.testing.assert_allclose(by_batch, [EPS * 8.0 / of_all, EPS / of_all])
 
 
-def test_functions_that_are_normalized_first_have_the_noise_of_each_and_of_their_sum() -> None:
+def test_functions_that_are_normalized_first_have_the_noise_of_each_and_of_their_sum():
     rewards = np.array([[[1.0, 5.0], [0.0, 5.0]], [[1.0, 2.0], [0.0, 0.0]]])
     std = np.array([[np.sqrt(0.5), 0.0], [np.sqrt(0.5), np.sqrt(2.0)]]) + 1e-4
     normalized = np.array([[[0.5, 0.0], [-0.5, 0.0]], [[0.5, 1.0], [-0.5, -1.0]]]) / std[:, None]
@@ -66,7 +60,7 @@ def test_functions_that_are_normalized_first_have_the_noise_of_each_and_of_their
     np.testing.assert_allclose(with_levels - found, [of_level / (np.std(sums, ddof=1) + 1e-4), 0.0])
 
 
-def test_deviations_and_sums_leave_out_what_no_function_scored() -> None:
+def test_deviations_and_sums_leave_out_what_no_function_scored():
     values = np.array([[1.0, np.nan, 4.0], [2.0, np.nan, np.nan], [np.nan] * 3])
     np.testing.assert_allclose(bessel_std(values), [np.std([1.0, 4.0], ddof=1), 0.0, 0.0])
     rewards = np.array([[[1.0, np.nan], [np.nan, np.nan], [2.0, 3.0]]])

@@ -1,10 +1,7 @@
 """Groups as bytes, and groups put together from the parts that several processes have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -26,11 +23,11 @@ NAMES = [f"key{number}" for number in range(19)]
 FIELDS = FieldTable(0, extra=EXTRA)
 
 
-def bytes_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def bytes_of(tensor):
     return tensor.dtype, tuple(tensor.shape), tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def assert_same(one: Group, other: Group) -> None:
+def assert_same(one, other):
     assert one.keys == other.keys
     assert one.prompt_lengths.tolist() == other.prompt_lengths.tolist()
     assert one.completion_lengths.tolist() == other.completion_lengths.tolist()
@@ -41,7 +38,7 @@ def assert_same(one: Group, other: Group) -> None:
 
 
 @st.composite
-def groups(draw: Any) -> Group:
+def groups(draw):
     """Any group: rows without tokens, lengths beyond 65,535, every dtype, tensors of up to four dimensions."""
     size = draw(st.integers(1, 5))
     length = st.integers(0, 6) | st.just(70_000)
@@ -63,7 +60,7 @@ def groups(draw: Any) -> Group:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(groups(), max_size=3))
-def test_groups_come_out_as_they_went_in_whatever_the_order_of_their_tensors(given: list[Group]) -> None:
+def test_groups_come_out_as_they_went_in_whatever_the_order_of_their_tensors(given):
     data = to_bytes(given)
     resumed = [replace(group, tensors=dict(reversed(group.tensors.items()))) for group in given]
     assert torch.equal(to_bytes(resumed), data)
@@ -73,7 +70,7 @@ def test_groups_come_out_as_they_went_in_whatever_the_order_of_their_tensors(giv
         assert_same(before, after)
 
 
-def test_what_is_unpacked_owns_its_memory() -> None:
+def test_what_is_unpacked_owns_its_memory():
     data = to_bytes([Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3]))])
     (group,) = from_bytes(data)
     data.zero_()
@@ -81,7 +78,7 @@ def test_what_is_unpacked_owns_its_memory() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(128, 0.12), (1024, 0.015)])
-def test_names_and_lengths_take_less_than_a_kilobyte_of_a_group_of_eight(tokens: int, share: float) -> None:
+def test_names_and_lengths_take_less_than_a_kilobyte_of_a_group_of_eight(tokens, share):
     lengths = np.full(8, tokens)
     keys = frozenset(name for name in FIELDS.names if name != "num_items_in_batch")
     tensors = {
@@ -96,7 +93,7 @@ def test_names_and_lengths_take_less_than_a_kilobyte_of_a_group_of_eight(tokens:
 
 
 @st.composite
-def cuts(draw: Any) -> tuple[dict[str, Any], list[slice]]:
+def cuts(draw):
     """A batch of one group whose masks may be all ones in one part only, and where to cut it apart."""
     size = 6
     shared = draw(st.booleans())
@@ -116,7 +113,7 @@ def cuts(draw: Any) -> tuple[dict[str, Any], list[slice]]:
 
 @settings(max_examples=80, deadline=None)
 @given(cuts())
-def test_parts_of_a_group_joined_are_the_group_cut_as_a_whole(given: tuple[dict[str, Any], list[slice]]) -> None:
+def test_parts_of_a_group_joined_are_the_group_cut_as_a_whole(given):
     batch, parts = given
     (whole,) = cut(batch, FIELDS, [slice(0, 6)])
     sent = from_bytes(to_bytes(cut(batch, FIELDS, parts)))

@@ -1,7 +1,5 @@
 """Every layout of images that TRL has, cut, joined, sent and composed; rows are told apart by TRL's own helpers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -25,11 +23,11 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def add_images(batch: dict[str, Any], layout: str, counts: list[int], seed: int) -> dict[str, Any]:
+def add_images(batch, layout, counts, seed):
     """The batch with `counts` images a row; the rows of a group have the same ones."""
     draw = np.random.default_rng(seed)
 
-    def some(*shape: int) -> torch.Tensor:
+    def some(*shape):
         return torch.from_numpy(draw.normal(size=shape)).float()
 
     groups, keys = [], dict[str, list[Any]]()
@@ -78,14 +76,14 @@ def add_images(batch: dict[str, Any], layout: str, counts: list[int], seed: int)
     return {**batch, **added, "mm_token_type_ids": types * pictured}
 
 
-def make(layout: str, counts: tuple[int, ...], seed: int) -> dict[str, Any]:
+def make(layout, counts, seed):
     draw = np.random.default_rng(seed)
     lengths = [[(int(draw.integers(1, 7)), int(draw.integers(1, 8))) for _ in range(SIZE)] for _ in counts]
     batch = make_batch(lengths, KEYS[:3], seed, [True] * len(counts))
     return add_images(batch, layout, [count for count in counts for _ in range(SIZE)], seed)
 
 
-def assert_rows(after: dict[str, Any], before: dict[str, Any], pairs: list[tuple[int, int]]) -> None:
+def assert_rows(after, before, pairs):
     found, stored = by_row(after), by_row(before)
     for row, source in pairs:
         shapes = {key: value.shape for key, value in stored[source].items() if torch.is_tensor(value)}
@@ -113,7 +111,7 @@ SPLIT_LAYOUTS = [pytest.param(layout, marks=SPLIT.get(layout, ())) for layout in
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("layout", SPLIT_LAYOUTS)
-def test_9_every_layout_comes_back_with_its_rows(layout: str, counts: Any) -> None:
+def test_9_every_layout_comes_back_with_its_rows(layout, counts):
     from trl.trainer.utils import (
         shuffle_sequence_dict,
         split_pixel_values_by_grid,
@@ -140,7 +138,7 @@ def test_9_every_layout_comes_back_with_its_rows(layout: str, counts: Any) -> No
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_parts_of_a_group_join_to_the_whole(layout: str) -> None:
+def test_parts_of_a_group_join_to_the_whole(layout):
     batch = make(layout, (2, 1, 3), 3)
     (whole,) = cut(batch, FIELDS, [rows_of(0)])
     joined = join(cut(batch, FIELDS, [slice(0, 1), slice(1, SIZE)]), FIELDS)
@@ -150,7 +148,7 @@ def test_parts_of_a_group_join_to_the_whole(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", SPLIT_LAYOUTS)
-def test_a_part_without_images_joins_one_with_images(layout: str) -> None:
+def test_a_part_without_images_joins_one_with_images(layout):
     """An environment may show an image in one rollout and none in another."""
     with_some, without = make(layout, (2, 1, 1), 4), make(layout, (0, 1, 1), 5)
     parts = [*cut(with_some, FIELDS, [slice(0, 1)]), *cut(without, FIELDS, [slice(1, SIZE)])]
@@ -164,7 +162,7 @@ def test_a_part_without_images_joins_one_with_images(layout: str) -> None:
 
 
 @since("1.11.0", "a split of this layout")
-def test_a_part_that_counts_no_tiles_joins_one_that_does() -> None:
+def test_a_part_that_counts_no_tiles_joins_one_that_does():
     """TRL leaves `num_tiles` out of a batch in which every image has one tile."""
     plain = next(batch for seed in range(99) if "num_tiles" not in (batch := make("num_tiles", (1, 0, 0), seed)))
     tiled = next(batch for seed in range(99) if batch_tiles(batch := make("num_tiles", (1, 0, 0), seed)) == 2)
@@ -175,12 +173,12 @@ def test_a_part_that_counts_no_tiles_joins_one_that_does() -> None:
     assert_rows(out, tiled, [(SIZE + row, row) for row in range(1, SIZE)])
 
 
-def batch_tiles(batch: dict[str, Any]) -> int:
+def batch_tiles(batch):
     """Tiles of the first row."""
     return batch.get("num_tiles", [1])[0]
 
 
-def test_parts_join_by_what_any_of_them_tells_of_the_layout() -> None:
+def test_parts_join_by_what_any_of_them_tells_of_the_layout():
     """One image a row in the first part may be one entry a row or one an image; the second part tells."""
     first, second = make("one entry a row", (1, 3, 3), 1), make("one entry a row", (3, 3, 3), 1)
     without = make("one entry a row", (0, 3, 3), 1)
@@ -190,7 +188,7 @@ def test_parts_join_by_what_any_of_them_tells_of_the_layout() -> None:
     assert group.tensors["pixel_values"].size(0) == 3, "one entry a row, of zeros for the row without images"
 
 
-def test_a_group_without_images_takes_no_room_for_them_and_fits_in_any_batch() -> None:
+def test_a_group_without_images_takes_no_room_for_them_and_fits_in_any_batch():
     batch = make("image_grid_thw", (0, 2, 1), 1)
     (group,) = cut(batch, FIELDS, [rows_of(0)])
     assert not group.keys & {"pixel_values", "mm_token_type_ids", "num_images"}
@@ -202,7 +200,7 @@ def test_a_group_without_images_takes_no_room_for_them_and_fits_in_any_batch() -
     assert list(out) == list(text)
 
 
-def test_an_image_batch_that_lost_its_images_is_still_composed() -> None:
+def test_an_image_batch_that_lost_its_images_is_still_composed():
     """TRL drops all images where one was cut off, and leaves `num_images` None."""
     batch = make("image_grid_thw", (0, 0, 0), 1)
     batch |= {"num_images": None, "mm_token_type_ids": batch["mm_token_type_ids"] * 0}
@@ -214,7 +212,7 @@ def test_an_image_batch_that_lost_its_images_is_still_composed() -> None:
     assert list(out) == list(batch)
 
 
-def test_a_layout_that_can_not_be_told_is_named() -> None:
+def test_a_layout_that_can_not_be_told_is_named():
     batch = make("flat", (2, 1, 1), 1)
     with pytest.raises(BatchError, match=r"'pixel_values' has shape \(11, 3, 4, 4\), but its rows have 12 entries"):
         check({**batch, "pixel_values": batch["pixel_values"][:-1]}, FIELDS)

@@ -4,12 +4,7 @@ Made here after public ones: a trainer's state, what a notebook or a job printed
 5), ms-swift's file, and W&B's table.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,10 +14,9 @@ from trl_replay.extras.report.estimate import estimate
 from trl_replay.extras.report.log import read_log
 
 STEPS = 40
-Entries = list[dict[str, Any]]
 
 
-def logged(step: int, dead: float, reward: float, entropy: float) -> dict[str, Any]:
+def logged(step, dead, reward, entropy):
     """What TRL logs of a step with one function that pays 0 or 1, to 64 completions."""
     deviation = (reward * (1 - reward) * 64 / 63) ** 0.5
     return {
@@ -33,47 +27,47 @@ def logged(step: int, dead: float, reward: float, entropy: float) -> dict[str, A
     }  # fmt: skip
 
 
-def healthy(step: int) -> dict[str, Any]:
+def healthy(step):
     """Accuracy rises from 0.2 to 0.7; one group in eight is dead."""
     return logged(step, 0.125, 0.2 + step / 80, 0.4)
 
 
-def dead(step: int) -> dict[str, Any]:
+def dead(step):
     """One group of 32 has a success at times, the others fail."""
     return logged(step, 1 - (step % 4 == 0) / 32, (step % 4 == 0) / 256, 0.4)
 
 
-def collapsed(step: int) -> dict[str, Any]:
+def collapsed(step):
     """It learns up to step 20, and then fails everywhere with one answer."""
     return logged(step, 0.25, step / 40, 0.4) if step <= 20 else logged(step, 1.0, 0.0, 0.01)
 
 
-def state(entries: Entries) -> tuple[str, str]:
-    history: Entries = [{**entry, "step": step} for step, entry in enumerate(entries, 1)]
+def state(entries):
+    history = [{**entry, "step": step} for step, entry in enumerate(entries, 1)]
     history += [{"step": STEPS, "eval_loss": 0.0, "eval_reward": 0.5}, {"step": STEPS, "train_runtime": 10.0}]
     return "trainer_state.json", json.dumps({"best_metric": None, "global_step": STEPS, "log_history": history})
 
 
-def printed(entries: Entries) -> tuple[str, str]:
+def printed(entries):
     """Of a job, between bars and messages."""
     lines = [f"{entry}\n {step}%|##  | {step}/{STEPS} [00:10<01:00, 1.0s/it]" for step, entry in enumerate(entries, 1)]
     return "slurm-123.out", "\n".join(["Loading {weights}", *lines, "{'train_runtime': 10.0, 'train_loss': 0.0}"])
 
 
-def printed_as_texts(entries: Entries) -> tuple[str, str]:
+def printed_as_texts(entries):
     """Of transformers 5: texts of four digits, and values that are none."""
     texts = [{name: f"{value:.4g}" for name, value in entry.items()} for entry in entries]
     lines = [f"[STEP {step}] r=0.1\n{text}"[:-1] + ", 'clip': nan}" for step, text in enumerate(texts, 1)]
     return "train.log", "\n".join(lines)
 
 
-def swift(entries: Entries) -> tuple[str, str]:
+def swift(entries):
     own = {"memory(GiB)": 60.0, "percentage": "1%", "elapsed_time": "1m 2s"}
     rows = [{**entry, **own, "global_step/max_steps": f"{step}/500"} for step, entry in enumerate(entries, 1)]
     return "logging.jsonl", "\n".join(map(json.dumps, rows))
 
 
-def table(entries: Entries) -> tuple[str, str]:
+def table(entries):
     """W&B's, with an evaluation in a row of its own."""
     names = [f"train/{name}" for name in entries[0]]
     rows = [[step, step, *entry.values(), ""] for step, entry in enumerate(entries, 1)]
@@ -82,7 +76,7 @@ def table(entries: Entries) -> tuple[str, str]:
     return "wandb_export.csv", "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
 
 
-FORMS: list[Callable[[Entries], tuple[str, str]]] = [state, printed, printed_as_texts, swift, table]
+FORMS = [state, printed, printed_as_texts, swift, table]
 RUNS = {
     "healthy": (healthy, "Few groups are dead, so there is little to replace: leave replay out.", 0.125),
     "dead": (dead, "Nearly all groups fail, although some were live.", 1 - 1 / 128),
@@ -92,9 +86,7 @@ RUNS = {
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_of_a_log_is_told_what_its_run_shows(
-    form: Callable[[Entries], tuple[str, str]], run: str, tmp_path: Path, capsys: Any
-) -> None:
+def test_each_form_of_a_log_is_told_what_its_run_shows(form, run, tmp_path, capsys):
     entry, words, share = RUNS[run]
     name, text = form([entry(step) for step in range(1, STEPS + 1)])
     path = tmp_path / name
@@ -109,14 +101,14 @@ def test_each_form_of_a_log_is_told_what_its_run_shows(
     assert f"outcome: {ends[run]} over 40 {unit} (" in told
 
 
-def test_what_was_printed_has_steps_where_it_names_them(tmp_path: Path) -> None:
+def test_what_was_printed_has_steps_where_it_names_them(tmp_path):
     """ms-swift's, of which two are logged every ten."""
     lines = [{**healthy(step), "global_step/max_steps": f"{10 * step}/500"} for step in (1, 2)]
     (tmp_path / "nohup.out").write_text("\n".join(map(str, lines)))
     assert [entry["step"] for entry in read_log(tmp_path / "nohup.out")] == [10, 20]
 
 
-def test_runs_are_not_compared_by_steps_that_were_counted(tmp_path: Path, capsys: Any) -> None:
+def test_runs_are_not_compared_by_steps_that_were_counted(tmp_path, capsys):
     name, text = printed([healthy(step) for step in range(1, STEPS + 1)])
     (tmp_path / name).write_text(text)
     assert main(["report", f"a={tmp_path / name}", f"b={tmp_path / name}"]) == 1
@@ -131,7 +123,7 @@ def test_runs_are_not_compared_by_steps_that_were_counted(tmp_path: Path, capsys
         ("nothing of the kind", "was never logged"),
     ],
 )
-def test_what_tells_no_share_of_dead_groups_is_refused_in_words(text: str, words: str, tmp_path: Path) -> None:
+def test_what_tells_no_share_of_dead_groups_is_refused_in_words(text, words, tmp_path):
     (tmp_path / "train.log").write_text(text)
     with pytest.raises(ReplayError, match=words):
         estimate(tmp_path / "train.log")

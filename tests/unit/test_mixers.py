@@ -1,9 +1,5 @@
 """The stored rows that `inject` takes, and the fresh ones that they replace."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from trl_replay.strategies.mixers import make_inject, whole
@@ -12,7 +8,7 @@ from trl_replay.testing import make_context, make_groups, make_table
 STORED = np.array([[0.0, 1.0, 0.5, np.nan], [0.2, 0.0, 0.9, 0.1]])
 
 
-def injected(fresh: list[float], drawn: list[int], rows: int, masked: Any = None) -> list[int]:
+def injected(fresh, drawn, rows, masked=None):
     """The rows of one slot after `inject`."""
     columns = {"row_rewards": STORED[:, :, None], "row_masked": np.zeros((2, 4), bool) if masked is None else masked}
     table = make_table([1.0, 1.0], **columns)
@@ -20,23 +16,23 @@ def injected(fresh: list[float], drawn: list[int], rows: int, masked: Any = None
     return make_inject(rows)(table, np.array([drawn]), make_groups([fresh]), context)[0].tolist()
 
 
-def test_the_best_stored_rows_take_the_places_of_the_worst_fresh_ones() -> None:
+def test_the_best_stored_rows_take_the_places_of_the_worst_fresh_ones():
     assert injected([0.3, 0.0, 0.1, 0.4], [0, 1], rows=2) == [-1, 1, 6, -1]
     assert injected([0.3, 0.0, 0.1, 0.4], [1, -1], rows=2) == [-1, 2, 0, -1]
 
 
-def test_never_that_of_a_better_one_and_no_row_that_nobody_scored() -> None:
+def test_never_that_of_a_better_one_and_no_row_that_nobody_scored():
     assert injected([0.95, 0.95, 0.95, 0.95], [0, 1], rows=2) == [1, -1, -1, -1]
     assert injected([0.0] * 4, [0, -1], rows=4) == [1, 2, 0, -1], "of four, one has no reward"
 
 
-def test_no_row_that_trains_nothing() -> None:
+def test_no_row_that_trains_nothing():
     masked = np.zeros((2, 4), bool)
     masked[0, 1] = True
     assert injected([0.0] * 4, [0, 1], rows=1, masked=masked) == [6, -1, -1, -1]
 
 
-def test_a_whole_group_takes_its_slot_row_by_row() -> None:
+def test_a_whole_group_takes_its_slot_row_by_row():
     table = make_table([1.0, 1.0])
     slots = make_groups([[0.0] * 4, [0.0] * 4])
     taken = whole(table, np.array([[0, 1], [-1, 1]]), slots, make_context(table))

@@ -1,9 +1,5 @@
 """Any assignment of stored rows to rows of slots: what is composed holds just those, on any number of processes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import hypothesis.strategies as st
 import numpy as np
 import torch
@@ -29,7 +25,7 @@ LENGTHS = st.lists(
 
 
 @st.composite
-def assignments(draw: Any) -> tuple[Any, Any]:
+def assignments(draw):
     """Entries drawn for each slot, `(n, k)`, and the stored row that takes each of its rows, `(n, G)`."""
     entries = draw(st.permutations(range(2 * GROUPS)))
     drawn = np.array(entries).reshape(GROUPS, 2)
@@ -41,7 +37,7 @@ def assignments(draw: Any) -> tuple[Any, Any]:
     return drawn, chosen
 
 
-def table_of(count: int) -> Any:
+def table_of(count):
     rows = np.zeros((count, SIZE))
     columns = {"row_rewards": rows[:, :, None], "row_advantage": rows + 1.0, "row_logp": rows, "row_items": rows}
     table = type(make_table([])).empty(SIZE)
@@ -49,12 +45,12 @@ def table_of(count: int) -> Any:
     return table
 
 
-def row_of(batch: Any, row: int) -> Any:
+def row_of(batch, row):
     (group,) = cut(batch, FIELDS, [slice(row, row + 1)])
     return group
 
 
-def assert_same_row(found: Any, expected: Any) -> None:
+def assert_same_row(found, expected):
     assert found.completion_lengths.tolist() == expected.completion_lengths.tolist()
     assert found.prompt_lengths.tolist() == expected.prompt_lengths.tolist()
     assert set(found.tensors) == set(expected.tensors)
@@ -67,8 +63,8 @@ def assert_same_row(found: Any, expected: Any) -> None:
     LENGTHS, LENGTHS, LENGTHS, st.lists(st.sampled_from(KEYS), unique=True), assignments(), st.sampled_from([1, 2, 6])
 )
 def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_elsewhere(
-    fresh: Any, first: Any, second: Any, keys: Any, assignment: Any, ranks: int
-) -> None:
+    fresh, first, second, keys, assignment, ranks
+):
     batch = make_batch(fresh, keys, 0, [True] * GROUPS)
     batches = [
         make_batch(lengths, keys, seed, [True, False, True, False]) for seed, lengths in ((1, first), (2, second))
@@ -103,7 +99,7 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
             assert_same_row(row_of(composed, row), expected)
 
 
-def test_a_plan_tells_whole_slots_and_keeps_fresh_rows_where_it_is_told_to() -> None:
+def test_a_plan_tells_whole_slots_and_keeps_fresh_rows_where_it_is_told_to():
     groups = make_groups([[0.0] * SIZE] * 3)
     drawn = np.array([[0, 1], [2, -1], [3, -1]])
     mixed = planned(groups, table_of(4), drawn, np.array([[0, 3, -1], [0, -1, -1], [0, 1, 2]]), "auto")

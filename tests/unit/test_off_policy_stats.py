@@ -1,7 +1,5 @@
 """Statistics of replayed rows, by hand: metrics since the last log."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -11,7 +9,7 @@ from trl_replay import ReplayedRows
 from trl_replay.loss.off_policy_stats import OffPolicyStats
 
 
-def rows(ratios: list[list[float]], mask: list[list[int]], advantages: list[float]) -> ReplayedRows:
+def rows(ratios, mask, advantages):
     """Replayed rows with these importance ratios."""
     logs = torch.tensor(ratios).log()
     behavior = torch.full_like(logs, -1.0)
@@ -25,13 +23,13 @@ MASK = [[1, 1, 0], [1, 0, 1]]
 ADVANTAGES = [-1.5, 2.0]
 
 
-def filled() -> OffPolicyStats:
+def filled():
     stats = OffPolicyStats()
     stats.add(rows(RATIOS, MASK, ADVANTAGES), None)
     return stats
 
 
-def test_the_metrics_are_means_over_tokens_and_shares_of_rows() -> None:
+def test_the_metrics_are_means_over_tokens_and_shares_of_rows():
     stats = filled()
     stats.add(rows([[1.0], [1.0]], [[1], [1]], [1.0, 1.0]), torch.tensor([0.0, 0.5]))
     metrics = stats.metrics()
@@ -42,14 +40,14 @@ def test_the_metrics_are_means_over_tokens_and_shares_of_rows() -> None:
     assert stats.metrics() == {}, "told once"
 
 
-def test_a_row_is_gated_when_all_its_tokens_are_without_weight() -> None:
+def test_a_row_is_gated_when_all_its_tokens_are_without_weight():
     stats = OffPolicyStats()
     weights = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.5]])
     stats.add(rows(RATIOS, MASK, ADVANTAGES), weights)
     assert stats.metrics()["replay/gated_fraction"] == 0.5
 
 
-def test_138_a_row_whose_tokens_are_all_masked_is_gated_though_its_padding_has_weight() -> None:
+def test_138_a_row_whose_tokens_are_all_masked_is_gated_though_its_padding_has_weight():
     far = rows([[9.0, 9.0, 1.0], [9.0, 9.0, 9.0]], [[1, 1, 0], [1, 1, 1]], ADVANTAGES)
     weights = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     stats = OffPolicyStats()
@@ -58,14 +56,14 @@ def test_138_a_row_whose_tokens_are_all_masked_is_gated_though_its_padding_has_w
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.0])])
-def test_without_a_trained_token_there_is_a_share_and_no_mean(weights: torch.Tensor | None) -> None:
+def test_without_a_trained_token_there_is_a_share_and_no_mean(weights):
     stats = OffPolicyStats()
     stats.add(rows([[2.0]], [[0]], [1.0]), weights)
     assert stats.metrics() == {"replay/gated_fraction": 0.0}
     assert OffPolicyStats().metrics() == {}
 
 
-def test_huge_log_ratios_are_bounded() -> None:
+def test_huge_log_ratios_are_bounded():
     stats = OffPolicyStats()
     far = ReplayedRows(
         torch.tensor([[300.0, -300.0]]), torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2).bool(), torch.ones(1),

@@ -1,11 +1,9 @@
 """The report's words, from a log alone."""
 
-from __future__ import annotations
-
 from trl_replay.extras.report.page import page
 
 
-def test_the_page_of_a_brief_log_says_nothing_of_what_was_not_logged() -> None:
+def test_the_page_of_a_brief_log_says_nothing_of_what_was_not_logged():
     values = {
         "frac_reward_zero_std": 0.5,
         "reward": 0.0,

@@ -1,9 +1,6 @@
 """Private names of TRL's stand in compat.py, each with its reason, and nowhere else in the package."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ OWNERS = ("trainer", "model", "accelerator", "callback_handler")
 """What the objects of TRL and of the libraries beneath it are called here."""
 
 
-def private_names(tree: ast.AST) -> Iterator[str]:
+def private_names(tree):
     """Lists where a syntax tree names something private, as `line: what`; parts of f-strings do not count."""
     texts = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
@@ -33,7 +30,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_a_module_names_nothing_private_of_trls(path: Path) -> None:
+def test_a_module_names_nothing_private_of_trls(path):
     found = list(private_names(ast.parse(path.read_text(encoding="utf-8"))))
     assert not found, f"{path.relative_to(PACKAGE)} names what belongs into compat.py: {found}"
 
@@ -47,12 +44,12 @@ def test_a_module_names_nothing_private_of_trls(path: Path) -> None:
         'name == "SyncRefModelCallback"',
     ],
 )  # fmt: skip
-def test_a_private_name_is_found_however_it_is_written(code: str) -> None:
+def test_a_private_name_is_found_however_it_is_written(code):
     assert list(private_names(ast.parse(code)))
 
 
 @pytest.mark.parametrize(
     "code", ["self._metrics", "trainer.__dict__", "trainer.model.training", "session._trainer()", "f'{p}_metrics'"]
 )
-def test_names_of_our_own_are_none_of_trls(code: str) -> None:
+def test_names_of_our_own_are_none_of_trls(code):
     assert not list(private_names(ast.parse(code)))

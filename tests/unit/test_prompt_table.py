@@ -1,9 +1,5 @@
 """The table of prompts: what it counts, what it forgets, and how several ranks' tables become one."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,16 +9,16 @@ from trl_replay.data.prompt_table import COLUMNS, PromptTable
 OUTCOMES = st.lists(st.tuples(st.integers(0, 5), st.lists(st.booleans(), min_size=3, max_size=3)), max_size=30)
 
 
-def note(table: PromptTable, key: int, passed: list[bool], update: int = 0) -> None:
+def note(table, key, passed, update=0):
     dead = len(set(passed)) == 1
     table.note(np.array([key]), np.array([key + 100]), np.array([passed]), np.array([dead]), update)
 
 
 @settings(deadline=None, max_examples=50)
 @given(OUTCOMES)
-def test_every_column_is_what_a_plain_count_says(outcomes: Any) -> None:
+def test_every_column_is_what_a_plain_count_says(outcomes):
     table = PromptTable()
-    known: dict[int, dict[str, Any]] = {}
+    known = {}
     for update, (key, passed) in enumerate(outcomes):
         note(table, key, passed, update)
         row = known.setdefault(key, {"tries": 0, "passes": 0, "dead_streak": 0, "shared_tries": 0, "shared_passes": 0})
@@ -37,14 +33,14 @@ def test_every_column_is_what_a_plain_count_says(outcomes: Any) -> None:
     assert table.rows([99, *known]).tolist() == [-1, *range(len(known))]
 
 
-def test_one_prompt_twice_in_a_batch_counts_twice() -> None:
+def test_one_prompt_twice_in_a_batch_counts_twice():
     table = PromptTable()
     passed = np.array([[True, False], [True, True]])
     table.note(np.array([7, 7]), np.array([1, 1]), passed, np.array([False, True]), update=4)
     assert (table.tries.tolist(), table.passes.tolist(), table.dead_streak.tolist()) == ([4], [3], [1])
 
 
-def test_the_prompts_of_the_longest_ago_leave_a_full_table() -> None:
+def test_the_prompts_of_the_longest_ago_leave_a_full_table():
     table = PromptTable(limit=32)
     for key in range(40):
         note(table, key, [True, False, False], update=key)
@@ -56,7 +52,7 @@ def test_the_prompts_of_the_longest_ago_leave_a_full_table() -> None:
     assert table.get("tries", [0], default=0).tolist() == [3]
 
 
-def test_what_several_ranks_knew_is_put_together() -> None:
+def test_what_several_ranks_knew_is_put_together():
     one, two, whole = PromptTable(), PromptTable(), PromptTable()
     note(one, 5, [True, True, True], update=1)
     note(one, 6, [True, False, True], update=9)
@@ -70,7 +66,7 @@ def test_what_several_ranks_knew_is_put_together() -> None:
     assert whole.dead_streak.tolist() == [1, 0, 0]
 
 
-def test_120_what_ranks_share_counts_once_however_often_their_number_changes() -> None:
+def test_120_what_ranks_share_counts_once_however_often_their_number_changes():
     """Two ranks become four, one, three and two, each of which notes a group of its own and is interrupted once."""
     ranks = [PromptTable(), PromptTable()]
     noted = 0

@@ -1,7 +1,5 @@
 """Public names of `import trl_replay`."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

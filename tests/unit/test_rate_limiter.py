@@ -1,9 +1,6 @@
 """Slots that replay may fill: rounding, and when an adaptive start waits."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -16,24 +13,24 @@ LIVE = [1.0, 0.0, 0.0, 0.0]
 DEAD = [0.0] * 4
 
 
-def limiter(**settings: Any) -> RateLimiter:
+def limiter(**settings):
     config = ReplayConfig(**{"replay_start": 0, **settings})
     limits = RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
     return RateLimiter(limits)
 
 
-def allowed(limits: RateLimiter, groups: int, update: int) -> tuple[int, str]:
+def allowed(limits, groups, update):
     return limits.slots_allowed(groups, 64, Clock(update))
 
 
-def seen(limits: RateLimiter, *batches: list[list[float]]) -> None:
+def seen(limits, *batches):
     for rewards in batches:
         groups = make_groups(rewards)
         limits.observe(groups, groups.reward >= 0.5)
 
 
 @pytest.mark.parametrize(("fraction", "slots"), [(0.0, 0), (0.34, 1), (1 / 3, 1), (0.3, 0), (0.67, 2), (1.0, 3)])
-def test_a_fraction_is_rounded_down(fraction: float, slots: int) -> None:
+def test_a_fraction_is_rounded_down(fraction, slots):
     assert allowed(limiter(replay_max_fraction=fraction), 3, 0) == (slots, "replay_max_fraction")
 
 
@@ -64,16 +61,14 @@ ONE_OF_10, NONE_OF_10 = ONE_OF_16[:10], [DEAD] * 10
         ([ONE_OF_16, NONE_OF_16, ONE_OF_16, *[NONE_OF_16] * 7], 1, 16),
     ],
 )
-def test_an_adaptive_start_waits_while_live_groups_are_rare_and_still_come(
-    batches: Any, stored: int, slots: int
-) -> None:
+def test_an_adaptive_start_waits_while_live_groups_are_rare_and_still_come(batches, stored, slots):
     limits = limiter(replay_start="adaptive")
     seen(limits, *batches)
     limits.inserted += stored
     assert allowed(limits, 16, 99)[0] == slots
 
 
-def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
+def test_the_limits_go_on_where_a_checkpoint_left_them():
     settings = {"replay_start_pass_rate": 0.01}
     limits, resumed = limiter(**settings), limiter(**settings)
     seen(limits, [LIVE, DEAD, DEAD], [DEAD] * 3)
@@ -90,7 +85,7 @@ def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
 
 
 @pytest.mark.parametrize("begun", ["drawn", "prefilled"])
-def test_a_resumed_adaptive_start_that_has_begun_does_not_wait_again(begun: str) -> None:
+def test_a_resumed_adaptive_start_that_has_begun_does_not_wait_again(begun):
     limits, resumed = limiter(replay_start="adaptive"), limiter(replay_start="adaptive")
     seen(limits, ONE_OF_16)
     limits.inserted += 1

@@ -432,7 +432,7 @@ def test_neither_importing_nor_discovering_imports_torch_or_trl():
         ("truncate", r"Did you mean 'truncated'\? There are"),
     ],
 )
-def test_a_correction_of_papers_is_named_with_its_distribution_where_that_is_missing(name: str, words: str) -> None:
+def test_a_correction_of_papers_is_named_with_its_distribution_where_that_is_missing(name, words):
     registry = Registry()
     registry.add(Builtin(), BUILTIN)
     with pytest.raises(UnknownNameError, match=words) as refused:

@@ -1,11 +1,8 @@
 """What enters a buffer, is drawn from it, and leaves: without a trainer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from trl_replay import ReplayConfig
 from trl_replay.buffer import Newcomer, ReplayBuffer, Rules
 from trl_replay.data.counters import Tally
 from trl_replay.data.fields import PIXELS
-from trl_replay.data.types import FROM_FILE, FROM_POLICY, Groups
+from trl_replay.data.types import FROM_FILE, FROM_POLICY
 from trl_replay.testing import make_groups
 
 LIVE, DEAD = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
@@ -22,19 +19,19 @@ TEXT = frozenset({"prompt_ids", "completion_ids"})
 UNKNOWN = np.full((1, 4), np.nan)
 
 
-def newest(table: Any, count: int, context: Any) -> Any:
+def newest(table, count, context):
     return np.argsort(-table.serial)[:count]
 
 
-def buffer_of(capacity: int = 8, **rules: Any) -> ReplayBuffer:
+def buffer_of(capacity=8, **rules):
     return ReplayBuffer(capacity, Rules.of(**{"evictor": "fifo", "sampler": newest, **rules}), size=4)
 
 
-def live(**fields: Any) -> Groups:
+def live(**fields):
     return replace(make_groups([LIVE]), **fields)
 
 
-def drawn(buffer: ReplayBuffer, slots: int = 4, tally: Tally | None = None, **asked: Any) -> list[int]:
+def drawn(buffer, slots=4, tally=None, **asked):
     found = buffer.sample(make_groups([DEAD] * slots), tally, **asked)
     return [] if found is None else found.table.serial[found.rows.ravel()].tolist()
 
@@ -49,7 +46,7 @@ def drawn(buffer: ReplayBuffer, slots: int = 4, tally: Tally | None = None, **as
         ({"prompt": np.array([7])}, "its prompt is solved (replay_retire_passes)"),
     ],
 )
-def test_what_is_refused_before_it_is_scored(fields: dict[str, Any], reason: str) -> None:
+def test_what_is_refused_before_it_is_scored(fields, reason):
     buffer, tally = buffer_of(scorer=lambda groups, context: pytest.fail("it was scored")), Tally()
     assert buffer.extend(live(**fields), tally=tally, solved=np.array([7])) == set()
     assert tally.reasons == {f"a group was refused: {reason}": 1}
@@ -57,19 +54,19 @@ def test_what_is_refused_before_it_is_scored(fields: dict[str, Any], reason: str
 
 
 @pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
-def test_a_score_that_is_no_number_refuses(score: float) -> None:
+def test_a_score_that_is_no_number_refuses(score):
     buffer, tally = buffer_of(scorer=lambda groups, context: np.array([score, 1.0])), Tally()
     assert buffer.extend(make_groups([LIVE, LIVE]), tally=tally) == {1}
     assert (tally.refused, tally.stored) == (1, 1)
 
 
-def test_a_group_that_alone_is_too_large_is_refused() -> None:
+def test_a_group_that_alone_is_too_large_is_refused():
     buffer, tally = ReplayBuffer(8, max_bytes=2000, size=4), Tally()
     assert buffer.extend(make_groups([LIVE, LIVE]), [Newcomer(5, 10**6), Newcomer(6, 10)], tally) == {6}
     assert tally.reasons == {"a group was refused: it alone is larger than replay_max_bytes": 1}
 
 
-def test_rows_that_failed_are_masked_and_count_nowhere() -> None:
+def test_rows_that_failed_are_masked_and_count_nowhere():
     buffer = buffer_of()
     buffer.extend(make_groups([LIVE]))
     groups = replace(make_groups([LIVE]), rewards=np.array([[[1.0], [np.nan], [0.0], [0.0]]]))
@@ -78,7 +75,7 @@ def test_rows_that_failed_are_masked_and_count_nowhere() -> None:
     assert (4 * buffer.table.items == [3 * 4 * 5 + 4 * 5, 3 * 4 * 5]).all()
 
 
-def test_log_probs_that_come_later_are_judged_when_they_come() -> None:
+def test_log_probs_that_come_later_are_judged_when_they_come():
     buffer, tally = buffer_of(), Tally()
     groups = replace(make_groups([LIVE, LIVE]), behavior_logps=np.full((2, 4), np.nan))
     groups = replace(groups, origin=np.full(2, FROM_POLICY))
@@ -91,7 +88,7 @@ def test_log_probs_that_come_later_are_judged_when_they_come() -> None:
     assert (tally.stored, tally.refused) == (1, 1)
 
 
-def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted() -> None:
+def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted():
     buffer, tally = buffer_of(capacity=2), Tally()
     assert buffer.extend(make_groups([LIVE] * 3), tally=tally) == {1, 2}
     assert (tally.stored, tally.evicted) == (2, 0)
@@ -105,7 +102,7 @@ def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted() -> No
     assert buffer.table.uses[buffer.table.serial == 2] == buffer.rules.limiter.drawn == tally.entries == 1
 
 
-def test_the_limits_include_their_value_and_are_named() -> None:
+def test_the_limits_include_their_value_and_are_named():
     buffer = buffer_of(max_age=4, max_uses=3)
     buffer.extend(replace(make_groups([LIVE] * 4), update=np.array([0, 6, 7, 7])))
     buffer.table.writable("uses")[:] = [0, 0, 2, 3]
@@ -120,7 +117,7 @@ def test_the_limits_include_their_value_and_are_named() -> None:
     assert sorted(buffer) == [1, 2], "no limit will let the others through again"
 
 
-def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit() -> None:
+def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit():
     buffer = buffer_of()
     keysets = [TEXT, TEXT | {"ref_per_token_logps"}, TEXT | {PIXELS}, TEXT]
     buffer.extend(make_groups([LIVE] * 4), [Newcomer(serial, keys=keys) for serial, keys in enumerate(keysets)])
@@ -132,7 +129,7 @@ def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit()
     assert "has images, the batch none, lacks a tensor" in next(iter(tally.reasons))
 
 
-def test_entries_of_a_solved_prompt_leave() -> None:
+def test_entries_of_a_solved_prompt_leave():
     buffer, tally = buffer_of(retire_passes=2), Tally()
     buffer.extend(make_groups([LIVE, LIVE]))
     rewards = np.array([0.0, 1.0])
@@ -142,7 +139,7 @@ def test_entries_of_a_solved_prompt_leave() -> None:
     assert (tally.retired, tally.generated, tally.dead) == (1, 2, 0)
 
 
-def test_what_is_remembered_comes_back() -> None:
+def test_what_is_remembered_comes_back():
     buffer = buffer_of()
     buffer.extend(make_groups([LIVE]))
     undo = buffer.remember()
@@ -152,7 +149,7 @@ def test_what_is_remembered_comes_back() -> None:
     assert buffer.rules.limiter.inserted == 1
 
 
-def test_a_buffer_goes_on_where_its_state_was_saved() -> None:
+def test_a_buffer_goes_on_where_its_state_was_saved():
     first, second = (ReplayBuffer(4, Rules.of(sampler="uniform"), size=4, seed=seed) for seed in (0, 1))
     first.extend(make_groups([LIVE] * 6))
     first.clock.update = 3
@@ -161,13 +158,13 @@ def test_a_buffer_goes_on_where_its_state_was_saved() -> None:
     assert [drawn(first, 2) for _ in range(5)] == [drawn(second, 2) for _ in range(5)]
 
 
-def test_rules_without_a_trainer_have_the_strategies_of_the_defaults() -> None:
+def test_rules_without_a_trainer_have_the_strategies_of_the_defaults():
     config, labels = ReplayConfig(), Rules.of().hooks.label
     kinds = ("scorer", "evictor", "sampler")
     assert [labels(kind) for kind in kinds] == [getattr(config, f"replay_{kind}") for kind in kinds]
 
 
-def test_a_buffer_knows_no_trainer_batch_or_other_process() -> None:
+def test_a_buffer_knows_no_trainer_batch_or_other_process():
     above = "batch loss setup.components step distributed generation session checkpoint.session_state offline"
     program = (
         "import sys, trl_replay.buffer; found = [name for name in sys.modules if name.split('.')[0] in "

@@ -1,7 +1,5 @@
 """Samplers by hand, and how often they draw what."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from chances import chi_square, frequencies
@@ -37,7 +35,7 @@ def test_newest_takes_the_highest_serials_newest_first():
 
 
 @pytest.mark.parametrize(("size", "count", "draws"), [(7, 3, 10), (5, 5, 4), (12, 1, 30), (64, 3, 156)])
-def test_least_used_goes_through_the_buffer_in_passes(size: int, count: int, draws: int) -> None:
+def test_least_used_goes_through_the_buffer_in_passes(size, count, draws):
     table = make_table([1.0] * size)
     context = make_context(table)
     order = []
@@ -52,13 +50,13 @@ def test_least_used_goes_through_the_buffer_in_passes(size: int, count: int, dra
     assert order[:size] != sorted(order[:size]), "not in the order of the table"
 
 
-def test_least_used_chooses_among_equals_by_even_chances() -> None:
+def test_least_used_chooses_among_equals_by_even_chances():
     table = make_table([9.0, 1.0, 1.0, 1.0, 1.0], uses=[4, 2, 2, 2, 2])
     found = frequencies(samplers.least_used, table, 8_000)
     assert chi_square(found, dict.fromkeys((1, 2, 3, 4), 2000)) < 16.27, "p < 0.001 with 3 degrees of freedom"
 
 
-def test_every_prompt_has_the_same_chance_to_be_drawn() -> None:
+def test_every_prompt_has_the_same_chance_to_be_drawn():
     table = make_table([1.0] * 10, prompt=[1] * 9 + [2])
     sampler = registry().resolve("sampler", "prompt_balanced").make()
     context = make_context()

@@ -1,7 +1,5 @@
 """The scopes that `replay_scope="auto"` stands for."""
 
-from __future__ import annotations
-
 import pytest
 
 from trl_replay.strategies.scopes import choose_scope
@@ -18,7 +16,7 @@ from trl_replay.strategies.scopes import choose_scope
         (8, 4, 8, "sharded", "groups of 8 straddle processes of 4 rows each"),
     ],
 )
-def test_the_scope_goes_by_how_groups_lie(processes: int, rows: int, size: int, scope: str, words: str) -> None:
+def test_the_scope_goes_by_how_groups_lie(processes, rows, size, scope, words):
     choice = choose_scope(processes, rows, size)
     assert choice.name == scope
     assert words in choice.reason

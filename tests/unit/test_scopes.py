@@ -1,26 +1,21 @@
 """Messages of all scopes in `agree`: an error's text travels only where there is one."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-from trl_replay.protocols import Agreement
 from trl_replay.strategies.scopes import ERROR_BYTES, Collectives, ProcessScope
 
 
 class Gathering(Collectives):
     """One of several threads that stand for processes."""
 
-    def __init__(self, rank: int, ranks: int, rows: list[Any], barrier: threading.Barrier) -> None:
+    def __init__(self, rank, ranks, rows, barrier):
         super().__init__(None)
         self.rank, self.ranks, self._rows, self._barrier = rank, ranks, rows, barrier
 
-    def all_gather(self, verb: str, mine: Any) -> Any:
+    def all_gather(self, verb, mine):
         """Every thread's bytes."""
         self._rows[self.rank] = mine.copy()
         self._barrier.wait(10)
@@ -30,15 +25,15 @@ class Gathering(Collectives):
         return gathered
 
 
-def together(errors: list[str]) -> list[tuple[Agreement, int]]:
+def together(errors):
     """The result of one `agree` on each of several processes, and the bytes that it received."""
     ranks = len(errors)
-    rows: list[Any] = [None] * ranks
+    rows = [None] * ranks
     barrier = threading.Barrier(ranks)
-    found: list[Any] = [None] * ranks
+    found = [None] * ranks
 
-    def speak(rank: int) -> Callable[[], None]:
-        def run() -> None:
+    def speak(rank):
+        def run():
             scope = ProcessScope(None)
             scope._collectives = Gathering(rank, ranks, rows, barrier)
             found[rank] = scope.agree(np.array([rank, 0.5]), errors[rank]), scope.received["agree"]
@@ -53,7 +48,7 @@ def together(errors: list[str]) -> list[tuple[Agreement, int]]:
     return found
 
 
-def test_without_an_error_only_numbers_travel() -> None:
+def test_without_an_error_only_numbers_travel():
     for agreement, received in together(["", "", ""]):
         assert agreement.vectors.tolist() == [[0.0, 0.5], [1.0, 0.5], [2.0, 0.5]]
         assert agreement.errors == ["", "", ""]
@@ -61,7 +56,7 @@ def test_without_an_error_only_numbers_travel() -> None:
 
 
 @pytest.mark.parametrize("errors", [["", "no luck", ""], ["a", "", "Zürich: bad"], ["x" * 5000, "", "y"]])
-def test_every_process_hears_every_error_in_its_own_words(errors: list[str]) -> None:
+def test_every_process_hears_every_error_in_its_own_words(errors):
     for agreement, received in together(errors):
         assert agreement.vectors[:, 0].tolist() == [0.0, 1.0, 2.0]
         assert agreement.errors == [text[:ERROR_BYTES] for text in errors]
@@ -69,7 +64,7 @@ def test_every_process_hears_every_error_in_its_own_words(errors: list[str]) -> 
         assert received == 2 * (3 * 8 + longest)
 
 
-def test_one_process_says_nothing() -> None:
+def test_one_process_says_nothing():
     scope = ProcessScope(None)
     agreement = scope.agree(np.array([1.0]), "no luck")
     assert agreement.vectors.tolist() == [[1.0]]

@@ -1,9 +1,5 @@
 """What is kept: capacity in groups and in bytes, and which entries leave; by hand."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -16,18 +12,18 @@ from trl_replay.data.fields import PIXELS
 TEXT = frozenset({"prompt_ids", "completion_ids"})
 
 
-def by_score(table: Any) -> Any:
+def by_score(table):
     return table.score
 
 
-def stored(capacity: int = 50, count: int = 4, **columns: Any) -> Store:
+def stored(capacity=50, count=4, **columns):
     """A buffer that was offered entries with serials 0, 1, …, of score 1 each."""
     buffer = Store(capacity)
     offer(buffer, count, **columns)
     return buffer
 
 
-def offer(buffer: Store, count: int, **columns: Any) -> None:
+def offer(buffer, count, **columns):
     first = columns.pop("first", 0)
     keys = [buffer.keyset(keys) for keys in columns.pop("keysets", [TEXT] * count)]
     made = {"serial": np.arange(first, first + count), "score": np.ones(count), "keys": np.array(keys, np.int64)}
@@ -37,11 +33,11 @@ def offer(buffer: Store, count: int, **columns: Any) -> None:
     buffer.receive(nothing(serial for serial in made["serial"].tolist() if serial in buffer.table.serial))
 
 
-def serials(buffer: Store) -> list[int]:
+def serials(buffer):
     return sorted(buffer.table.serial.tolist())
 
 
-def test_over_the_bytes_the_lowest_keep_ranks_leave_until_the_rest_fits() -> None:
+def test_over_the_bytes_the_lowest_keep_ranks_leave_until_the_rest_fits():
     buffer = stored(count=3, nbytes=[1000, 800, 1000], score=[3.0, 1.0, 1.0])
     buffer.max_bytes = 3000 + 3 * buffer.table.row_bytes
     with pytest.warns(UserWarning, match=r"replay_max_bytes is reached with 3 .*A group costs .* on average"):
@@ -49,7 +45,7 @@ def test_over_the_bytes_the_lowest_keep_ranks_leave_until_the_rest_fits() -> Non
     assert serials(buffer) == [0, 3], "the older of two equal ranks left first, then the other"
 
 
-def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides() -> None:
+def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides():
     """One entry less would fit into the bytes, but the buffer has room for two groups."""
     buffer = stored(count=5, nbytes=[100, 100, 100, 100, 1000], score=[5.0, 4.0, 3.0, 2.0, 1.0])
     buffer.capacity, buffer.max_bytes = 2, 500 + 5 * buffer.table.row_bytes
@@ -57,7 +53,7 @@ def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides() -
     assert serials(buffer) == [0, 1]
 
 
-def test_bytes_that_just_fit_evict_nobody() -> None:
+def test_bytes_that_just_fit_evict_nobody():
     buffer = stored(count=3, nbytes=[100, 100, 100])
     buffer.max_bytes = 300 + 3 * buffer.table.row_bytes
     assert buffer.evict(by_score) == 0
@@ -71,7 +67,7 @@ def test_bytes_that_just_fit_evict_nobody() -> None:
     assert buffer.fits(np.array([10**15, 1])).tolist() == [True, True]
 
 
-def test_columns_come_back_with_keys_that_are_numbered_anew() -> None:
+def test_columns_come_back_with_keys_that_are_numbered_anew():
     pictured = TEXT | {PIXELS}
     saved = stored(count=3, keysets=[TEXT, pictured, TEXT], score=[1.0, 2.0, 3.0], prompt=[4, 4, 5])
     saved.table.add_column("gone", fill=1.0)
@@ -93,7 +89,7 @@ def test_columns_come_back_with_keys_that_are_numbered_anew() -> None:
     assert other.held() == []
 
 
-def test_a_buffer_keeps_copies_and_hands_out_copies() -> None:
+def test_a_buffer_keeps_copies_and_hands_out_copies():
     tensor = torch.arange(4, dtype=torch.int32)
     group = Group({"completion_ids": tensor}, frozenset(["completion_ids"]), np.array([2]), np.array([1, 3]))
     buffer = Store(1)

@@ -1,7 +1,5 @@
 """Every built-in strategy under its contract suite."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

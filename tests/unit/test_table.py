@@ -1,7 +1,5 @@
 """The table's columns, and weighted drawing over them."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle
@@ -82,7 +80,7 @@ def test_the_generator_advances_alike_whatever_the_weights_are():
 def test_a_table_holds_what_a_plain_list_of_rows_would(capacity, rounds):
     table = Table.empty()
     table.add_column("mine", fill=0.5)
-    model: dict[int, float] = {}
+    model = {}
     serial = 0
     assert table.rows_of([0]).tolist() == [-1]
     for added, leaving in rounds:

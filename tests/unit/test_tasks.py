@@ -1,12 +1,9 @@
 """Keys of dataset rows: by their content and nothing else, and what is told of columns."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +15,14 @@ from PIL import Image
 from trl_replay.data.tasks import Tasks, encoded, task_of_group
 
 
-def key(**columns: Any) -> int:
+def key(**columns):
     return Tasks().key({"prompt": "1=", **columns})
 
 
 # equal and different
 
 
-def test_a_key_is_of_prompt_images_and_every_other_column() -> None:
+def test_a_key_is_of_prompt_images_and_every_other_column():
     red, blue = (Image.new("RGB", (2, 2), color) for color in ((255, 0, 0), (0, 0, 255)))
     plain = key()
     assert 0 < plain < 2**63
@@ -54,7 +51,7 @@ def test_a_key_is_of_prompt_images_and_every_other_column() -> None:
         (datetime.date(2024, 1, 2), datetime.date(2024, 1, 2)),
     ],
 )
-def test_equal_are(one: Any, other: Any) -> None:
+def test_equal_are(one, other):
     assert encoded(one) == encoded(other)
 
 
@@ -79,7 +76,7 @@ def test_equal_are(one: Any, other: Any) -> None:
         (Image.new("L", (2, 1)), Image.new("L", (1, 2))),
     ],
 )
-def test_different_are(one: Any, other: Any) -> None:
+def test_different_are(one, other):
     assert encoded(one) != encoded(other)
 
 
@@ -91,19 +88,19 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_what_json_brings_back_is_equal(value: Any) -> None:
+def test_what_json_brings_back_is_equal(value):
     assert encoded(json.loads(json.dumps(value))) == encoded(value)
 
 
 @given(VALUES, VALUES)
-def test_two_values_are_equal_where_their_texts_are(one: Any, other: Any) -> None:
-    def text(value: Any) -> str:
+def test_two_values_are_equal_where_their_texts_are(one, other):
+    def text(value):
         return json.dumps(value, sort_keys=True)
 
     assert (encoded(one) == encoded(other)) == (text(one) == text(other))
 
 
-def test_a_key_is_the_same_in_another_process() -> None:
+def test_a_key_is_the_same_in_another_process():
     row = {"prompt": "1=", "tests": {"b": [1.5, None], "a": "text"}, "seed": 3}
     code = f"from trl_replay.data.tasks import Tasks; print(Tasks().key({row!r}))"
     found = subprocess.run(
@@ -115,7 +112,7 @@ def test_a_key_is_the_same_in_another_process() -> None:
 # which columns
 
 
-def test_a_column_without_content_is_left_out_and_named_once() -> None:
+def test_a_column_without_content_is_left_out_and_named_once():
     tasks = Tasks()
     with pytest.warns(
         UserWarning, match="column 'judge' can't be compared by its content .it holds a object."
@@ -125,7 +122,7 @@ def test_a_column_without_content_is_left_out_and_named_once() -> None:
     assert keys == {key()}
 
 
-def test_a_prompt_without_content_is_like_no_other() -> None:
+def test_a_prompt_without_content_is_like_no_other():
     tasks = Tasks()
     with pytest.warns(UserWarning, match="column 'image' .* no two groups count as one task"):
         assert tasks.key({"prompt": "1=", "image": object()}) != tasks.key({"prompt": "1=", "image": object()})
@@ -140,14 +137,14 @@ def test_a_prompt_without_content_is_like_no_other() -> None:
     ],
     ids=["columns are chosen", "another process warns", "there is no prompt"],
 )
-def test_nobody_is_told_of_columns_that_split_a_prompt_where(tasks: Tasks, row: dict[str, Any]) -> None:
+def test_nobody_is_told_of_columns_that_split_a_prompt_where(tasks, row):
     assert tasks.key({**row, "index": 0}) != tasks.key({**row, "index": 1})  # warnings are errors here
 
 
 # groups
 
 
-def test_a_group_whose_rows_differ_is_a_task_of_its_own() -> None:
+def test_a_group_whose_rows_differ_is_a_task_of_its_own():
     tasks = np.array([5, 5, 5, 6, 7, 7])
     rows = np.arange(6) + 12
     first = task_of_group(tasks, rows, 2, 3, 1)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from combinations import SCRIPT
 from real_unsloth import trainer_of
 from replaying import loadable_model
+from scenarios import SCRIPT
 from support import Rewards, weights_hash
 from transformers import TrainerCallback
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import replaying
 import torch
-from combinations import COMBINATIONS, SCRIPT, follow
 from real_unsloth import Followed, follow_scored, trainer_of
 from replaying import replay
+from scenarios import COMBINATIONS, SCRIPT, follow
 from support import Rewards
 
 ALL_TOKENS = {"top_entropy_quantile": 1.0}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from combinations import follow
 from real_unsloth import follow_scored, trainer_of
+from scenarios import follow
 
 import trl_replay
 from trl_replay.base.left_packed import LeftPacked
@@ -64,7 +64,7 @@ def stored_log_probs_are_ignored(patch: Patch) -> None:
 
 def advantages_are_not_weighed(patch: Patch) -> None:
     """The correction's weights do not reach the loss."""
-    patch.setattr("trl_replay.loss.supply.Supply._weighted", lambda self, advantages, *others: advantages)
+    patch.setattr("trl_replay.loss.supply._signal", lambda advantages, *others: advantages)
 
 
 def silent_rows_train(patch: Patch) -> None:

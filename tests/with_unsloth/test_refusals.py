@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from combinations import SCRIPT
 from real_unsloth import Followed, trainer_of
+from scenarios import SCRIPT
 from support import Rewards, weights_hash
 
 import trl_replay

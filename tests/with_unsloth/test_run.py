@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import unsloth_replay
-from combinations import SCRIPT
 from real_unsloth import PLAIN, dressed, trainer_of
+from scenarios import SCRIPT
 from support import Rewards
 
 import trl_replay
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TRAINS = """
 import sys
 import real_unsloth
-from combinations import SCRIPT
+from scenarios import SCRIPT
 from support import Rewards
 
 trainer = real_unsloth.trainer_of(sys.argv[1], Rewards(*SCRIPT), max_steps=3)

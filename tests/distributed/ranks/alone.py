@@ -3,23 +3,17 @@
 In most cases one rank does something that the other does not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
-import sys
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
-from one_rank import perform_apart
+from one_rank import own
 from scripted import build
-from support import Spy
-from transformers import TrainerCallback
+from support import At, Spy
 
 import trl_replay
 from trl_replay import compat
@@ -40,12 +34,12 @@ OWN_NUMBERS = (
 TEACHER = [{"prompt": "1+1=", "completion": completion, "reward": float(completion == "2")} for completion in "2345"]
 
 
-def often(update: int, group: int, rank: int) -> int:
+def often(update, group, rank):
     """On every rank something to store and something to fill, all the time."""
     return (group + update) % 2
 
 
-def first_rank(update: int, group: int, rank: int) -> int:
+def first_rank(update, group, rank):
     """Something to store on both ranks at first; then only rank 0 has something to fill."""
     return 1 if update < 1 else int(rank > 0 or group % 2)
 
@@ -57,23 +51,11 @@ CYCLE = {"steps_per_generation": 2, "rows": 4, "live": first_rank}
 ITERATIONS = {"num_iterations": 3, "max_steps": 6}
 
 
-class At(TrainerCallback):
-    """Does something when an update is done."""
-
-    def __init__(self, act: Callable[[], Any], update: int) -> None:
-        self.act, self.update = act, update
-        self.returned: Any = None
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.update:
-            self.returned = self.act()
-
-
 class Lopsided:
     """A plugin that edits the plan on one rank."""
 
     @trl_replay.hookimpl
-    def trl_replay_plan(self, plan: Any, context: Any) -> None:
+    def trl_replay_plan(self, plan, context):
         if RANK == 1 and context.update >= 2:
             plan.advantages[0, 0] += 0.5
 
@@ -81,11 +63,11 @@ class Lopsided:
 class Scaling:
     """A plugin that gives all rows other advantages on each rank, by this share."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share):
         self.share = share
 
     @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any) -> Any:
+    def trl_replay_advantages(self, groups):
         return groups.advantages * (1.0 + self.share * RANK)
 
 
@@ -93,7 +75,7 @@ class Planning:
     """The same in the plan."""
 
     @trl_replay.hookimpl
-    def trl_replay_plan(self, plan: Any) -> None:
+    def trl_replay_plan(self, plan):
         plan.advantages *= 2.0 + 1e-3 * RANK
 
 
@@ -105,7 +87,7 @@ for name, plugin in PLUGINS.items():
 class Odd(Spy):
     """A trainer whose second batch has a key that nobody knows, on one rank."""
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         if RANK == 1 and len(self.scored) == 2:
             batch["found_by_a_tool"] = torch.zeros(len(inputs))
@@ -122,26 +104,26 @@ class Case:
         replay: Of the session.
     """
 
-    def __init__(self, folder: Path, attach: tuple[int, ...] = (0, 1), settings: Any = None, **replay: Any) -> None:
+    def __init__(self, folder, attach=(0, 1), settings=None, **replay):
         defaults = {"rank": RANK, "max_steps": 5, "ddp_timeout": TIMEOUT}
         settings = {**defaults, **(settings or {})}
         rows = settings.pop("rows", 8)
         live = settings.pop("live", often)
         self.trainer = build(folder, rows, 4, live, **settings)
-        self.session: Any = None
+        self.session = None
         if RANK in attach:
             self.session = trl_replay.attach(self.trainer, **{"replay_start": 0, "replay_buffer_size": 8, **replay})
-        self.callbacks: list[At] = []
+        self.callbacks = []
 
-    def at(self, update: int, act: Callable[[], Any], ranks: tuple[int, ...] = (0,)) -> Case:
+    def at(self, update, act, ranks=(0,)):
         """On these ranks, `act` is called after an update."""
         if RANK in ranks:
-            callback = At(act, update)
+            callback = At(update, act)
             self.callbacks.append(callback)
             self.trainer.add_callback(callback)
         return self
 
-    def train(self, resume: str | None = None) -> dict[str, Any]:
+    def train(self, resume=None):
         """Trains, and says how it went."""
         self.trainer.train(resume_from_checkpoint=resume)
         session = self.session
@@ -152,8 +134,10 @@ class Case:
         }
 
 
-def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    def case(attach: tuple[int, ...] = (0, 1), brief: bool = False, settings: Any = None, **replay: Any) -> Case:
+def cases(launched):
+    folder = own(launched)
+
+    def case(attach=(0, 1), brief=False, settings=None, **replay):
         waits = {"ddp_timeout": BRIEF} if brief else {}
         return Case(folder, attach, {**waits, **(settings or {})}, **replay)
 
@@ -177,8 +161,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
     yield "a plan edited on one", lambda: case(replay_scope="gathered", replay_plugins=["lopsided"]).train()
     for plugin, scope in OWN_NUMBERS:
-        own = {"replay_scope": scope, "replay_plugins": [plugin]}
-        yield f"{plugin}, {scope}", lambda s=own: case(**s).train()
+        settings = {"replay_scope": scope, "replay_plugins": [plugin]}
+        yield f"{plugin}, {scope}", lambda s=settings: case(**s).train()
     yield "attach on one", lambda: case(attach=(0,), brief=True).train()
     yield "off on one", lambda: case(use_replay=RANK == 0).train()
     yield "off for want of a buffer on one", lambda: case(replay_buffer_size=8 * RANK).train()
@@ -207,74 +191,74 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "an exception in a callback", lambda: raising(case())
 
 
-def detached(case: Case) -> Case:
+def detached(case):
     return case.at(3, lambda: trl_replay.detach(case.trainer), (0, 1))
 
 
-def pausing(case: Case, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+def pausing(case, ranks=(0,)):
     return case.at(2, case.session.pause, ranks).train()
 
 
-def resuming(case: Case, ranks: tuple[int, ...] = (1,)) -> dict[str, Any]:
+def resuming(case, ranks=(1,)):
     return case.at(2, case.session.pause, (0, 1)).at(4, case.session.resume, ranks).train()
 
 
-def clearing(case: Case) -> dict[str, Any]:
+def clearing(case):
     return case.at(3, case.session.buffer.clear).train()
 
 
-def detaching(case: Case, ranks: tuple[int, ...] = (0,), update: int = 3) -> dict[str, Any]:
+def detaching(case, ranks=(0,), update=3):
     return case.at(update, lambda: trl_replay.detach(case.trainer), ranks).train()
 
 
-def detaching_while_scoring(case: Case, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+def detaching_while_scoring(case, ranks=(0,)):
     """In the reward function of the third batch."""
     script = case.trainer.reward_funcs[0]
 
-    def rewards(**kwargs: Any) -> list[float]:
+    def rewards(**kwargs):
         if RANK in ranks and script.update == 2:
             trl_replay.detach(case.trainer)
-        return script(**kwargs)  # type: ignore[no-any-return]
+        return script(**kwargs)
 
     case.trainer.reward_funcs[0] = rewards
     return case.train()
 
 
-def attaching_again(case: Case) -> dict[str, Any]:
-    def again() -> None:
+def attaching_again(case):
+    def again():
         trl_replay.detach(case.trainer)
         case.session = trl_replay.attach(case.trainer, replay_start=0, replay_scope="process")
 
     return case.at(2, again, (0, 1)).train()
 
 
-def adding(case: Case, ranks: tuple[int, ...] = (0,), differ: bool = False) -> dict[str, Any]:
+def adding(case, ranks=(0,), differ=False):
     rows = TEACHER
     if differ and RANK == 1:
         rows = [*TEACHER, *({**row, "prompt": "3-1="} for row in TEACHER)]
     return case.at(2, lambda: case.session.add(rows), ranks).train()
 
 
-def adding_too_many(case: Case) -> dict[str, Any]:
+def adding_too_many(case):
     """Each buffer keeps another group of a file. `forwards` is the number of those that compute log-probs."""
-    forwards: list[Any] = []
+    forwards = []
     rows = [{**row, "prompt": f"{number}-1="} for number in range(6) for row in TEACHER]
 
-    def add() -> list[float]:
+    def add():
         with mock.patch.object(compat, "with_old_logps", side_effect=compat.with_old_logps) as computed:
             case.session.add(rows)
         forwards.append(computed.call_count)
-        return case.session.buffer.table.row_logp.ravel().tolist()  # type: ignore[no-any-return]
+        return case.session.buffer.table.row_logp.ravel().tolist()
 
     result = case.at(2, add, (0, 1)).train()
     return {**result, "forwards": forwards[0]}
 
 
-def failing(case: Case) -> dict[str, Any]:
+def failing(case):
     """The forward that computes log-probs fails on one rank."""
     stock = type(case.trainer)._get_per_token_logps_and_entropies
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args, **kwargs):
         if RANK == 1 and not self.model.training:
             raise torch.OutOfMemoryError("no memory on this rank")
         return stock(self, *args, **kwargs)
@@ -286,11 +270,11 @@ def failing(case: Case) -> dict[str, Any]:
         type(case.trainer)._get_per_token_logps_and_entropies = stock
 
 
-def composing(case: Case) -> dict[str, Any]:
+def composing(case):
     """A batch can't be composed on one rank."""
     stock = case.session.tap.expect
 
-    def expect(*args: Any) -> Any:
+    def expect(*args):
         if RANK == 1 and case.session.update == 3:
             raise torch.OutOfMemoryError("no memory on this rank")
         return stock(*args)
@@ -299,7 +283,7 @@ def composing(case: Case) -> dict[str, Any]:
     return case.train()
 
 
-def training_again(case: Case) -> dict[str, Any]:
+def training_again(case):
     stock = case.session.tap.expect
     with contextlib.suppress(torch.OutOfMemoryError, trl_replay.SeamError):
         composing(case)
@@ -307,8 +291,8 @@ def training_again(case: Case) -> dict[str, Any]:
     return case.train()
 
 
-def saving(case: Case, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    def save() -> None:
+def saving(case, ranks=(0,)):
+    def save():
         case.trainer.control.should_save = True
 
     result = case.at(3, save, ranks).train()
@@ -316,16 +300,16 @@ def saving(case: Case, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
     return {**result, "saved": sorted(path.name for path in folder.iterdir())}
 
 
-def continuing(case: Case, folder: Path) -> dict[str, Any]:
+def continuing(case, folder):
     """From what the case "detach and save on both" left."""
     return case.train(str(folder / "checkpoint-3") if RANK == 0 else None)
 
 
-def exporting(case: Case, folder: Path) -> dict[str, Any]:
+def exporting(case, folder):
     return case.at(3, lambda: str(case.session.export(folder / "out.parquet").name)).train()
 
 
-def outlived(cases: list[Case]) -> dict[str, Any]:
+def outlived(cases):
     """Lists what is still alive when the trainer is gone and only the session is left."""
     case = cases.pop()
     result = case.train()
@@ -340,13 +324,8 @@ def outlived(cases: list[Case]) -> dict[str, Any]:
     return {**result, "alive": alive, "left": 0 if session is None else len(session.buffer.held())}
 
 
-def raising(case: Case) -> dict[str, Any]:
-    def fail() -> None:
+def raising(case):
+    def fail():
         raise ZeroDivisionError("in a callback")
 
     return case.at(3, fail).train()
-
-
-if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    perform_apart(out, ((name, TIMEOUT, case) for name, case in cases(out / f"trainer{RANK}")), sys.argv[2:])

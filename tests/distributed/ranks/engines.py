@@ -4,8 +4,6 @@
 examples/accelerate, or with a rank's variables for DDP.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib
@@ -13,9 +11,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +40,7 @@ ROWS_OF = {"process": 8, "gathered": 6, "sharded": 6}
 CAPACITY = {"process": 4, "gathered": 4, "sharded": 2}
 SAVED, LAST = 4, 6
 """The update after which a checkpoint is written, and the last one."""
-OPTIMIZER: dict[str, Any] = {"optim": "adamw_torch", "adam_epsilon": 1.0, "learning_rate": 0.3}
+OPTIMIZER = {"optim": "adamw_torch", "adam_epsilon": 1.0, "learning_rate": 0.3}
 """It has a state, and with this epsilon its updates do not magnify rounding errors of small gradients."""
 
 TEACHER = [
@@ -54,15 +50,13 @@ TEACHER = [
 ]
 
 WHERE = ("prompt", "completion")
-Key = tuple[tuple[int, ...], tuple[int, ...]]
-"""Token ids of a row's prompt and of its completion."""
 
 
-def let_accelerate_shard_on_the_cpu() -> None:
+def let_accelerate_shard_on_the_cpu():
     """accelerate 1.15 silently uses DDP where FSDP is asked for on CPUs; torch itself can do FSDP2 there."""
     init = AcceleratorState.__init__
 
-    def with_cpu(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+    def with_cpu(self, *args, fsdp_plugin=None, **kwargs):
         init(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
         if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
@@ -71,14 +65,14 @@ def let_accelerate_shard_on_the_cpu() -> None:
     AcceleratorState.__init__ = with_cpu
 
 
-def let_deepspeed_compile_nothing() -> None:
+def let_deepspeed_compile_nothing():
     """On CPUs it compiles collectives through shared memory before it begins, for minutes: gloo does what is needed.
     And it gives an optimizer that nobody uses to `torch.compile`, which imports for seconds."""
     torch.compile = lambda function, **_: function
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 
 
-def plain_model(adapter: bool) -> Any:
+def plain_model(adapter):
     """The model that is trained, before anything shards it."""
     model = make_model(make_tokenizer())
     if adapter:
@@ -91,7 +85,7 @@ def plain_model(adapter: bool) -> Any:
     return model
 
 
-def gather(model: Any, whole: Any) -> None:
+def gather(model, whole):
     """Puts the weights of a sharded model, which all ranks gather together, into a plain one."""
     weights = dict(model.named_parameters())
     with torch.no_grad(), gathered(list(weights.values())):
@@ -104,7 +98,7 @@ def gather(model: Any, whole: Any) -> None:
 
 
 @contextlib.contextmanager
-def gathered(parameters: list[Any]) -> Iterator[None]:
+def gathered(parameters):
     """Within it, what ZeRO 3 has sharded is whole."""
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         import deepspeed
@@ -115,7 +109,7 @@ def gathered(parameters: list[Any]) -> Iterator[None]:
         yield
 
 
-def key_of(batch: Any, row: int) -> Key:
+def key_of(batch, row):
     """The token ids of one row, without padding."""
     prompt, completion = (batch[f"{side}_ids"][row][batch[f"{side}_mask"][row].bool()] for side in WHERE)
     return tuple(prompt.tolist()), tuple(completion.tolist())
@@ -131,13 +125,13 @@ class Whole(Spy):
         compared: `(the engine's loss, the one by hand, rows that were replayed, their largest log ratio)`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.whole = plain_model(adapter=hasattr(self.model, "peft_config"))
-        self.born: dict[Key, tuple[int, list[float], float]] = {}
-        self.compared: list[tuple[float, float, int, float]] = []
+        self.born = {}
+        self.compared = []
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         gather(self.model, self.whole)
         batch = super()._generate_and_score_completions(inputs)
         keys = [key_of(batch, row) for row in range(len(batch["advantages"]))]
@@ -149,7 +143,7 @@ class Whole(Spy):
             self.born[key] = birth
         return batch
 
-    def logps_of(self, keys: list[Key]) -> list[torch.Tensor]:
+    def logps_of(self, keys):
         """Of each completion its tokens' log-probs, `(T,)`, from the plain model; nothing stands before a prompt."""
         rows = [torch.tensor([*prompt, *completion]) for prompt, completion in keys]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -161,7 +155,7 @@ class Whole(Spy):
             for row, (prompt, completion) in enumerate(keys)
         ]
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model, inputs, *args, **kwargs):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         keys = [key_of(inputs, row) for row in range(len(inputs["completion_ids"]))]
         rows = []
@@ -177,22 +171,22 @@ class Whole(Spy):
         return loss
 
 
-def flat(model: Any) -> Any:
+def flat(model):
     """All weights of a plain model, one after the other."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
 
 
-def weights_hash(model: Any) -> str:
+def weights_hash(model):
     return hashlib.sha256(flat(model).tobytes()).hexdigest()
 
 
 class Cases:
     """Runs with one engine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def trainer(self, case: str, rows: int, adapter: bool = False, live: Any = mixed, **settings: Any) -> Any:
+    def trainer(self, case, rows, adapter=False, live=mixed, **settings):
         model = {"model": plain_model(adapter)} if adapter else {}
         trainer = build(
             self.folder / case, rows, 4, live, rank=RANK,
@@ -202,7 +196,7 @@ class Cases:
         trainer.add_callback(self.forwards)
         return trainer
 
-    def run(self, case: str, trainer: Any, resume: str | None = None, **replay: Any) -> dict[str, Any]:
+    def run(self, case, trainer, resume=None, **replay):
         """Trains with replay, and keeps what the tests look at."""
         result = quiet(lambda: run(trainer, compared=case in ROWS_OF, resume=resume, **replay))
         gather(trainer.model, trainer.whole)
@@ -216,7 +210,7 @@ class Cases:
         write(result, self.folder, case)
         return result
 
-    def whole_and_resumed(self, case: str, rows: int, adapter: bool = False, **replay: Any) -> None:
+    def whole_and_resumed(self, case, rows, adapter=False, **replay):
         """A run that writes a checkpoint, and one that goes on from it."""
         saves = {"save_strategy": "steps", "save_steps": SAVED}
         found, born = [], {}
@@ -229,21 +223,21 @@ class Cases:
             found.append({"weights": result["weights"], **state(attachment._sessions[trainer])})
         write({"differences": differences(*found)}, self.folder, f"{case} in all")
 
-    def without_replay(self, case: str) -> None:
+    def without_replay(self, case):
         """The stock trainer."""
         trainer = self.generating(case, live=all_live)
         trainer.train()
         gather(trainer.model, trainer.whole)
         write({"weights": weights_hash(trainer.whole), "forwards": dict(self.forwards.counts)}, self.folder, case)
 
-    def generating(self, case: str, live: Any) -> Any:
+    def generating(self, case, live):
         """A trainer with the stock generation, on parameters as the engine keeps them."""
         trainer = self.trainer(case, 8, live=live, max_steps=3)
         script, trainer.rollout_func = trainer.reward_funcs[0], None
         script.update = 0
         return trainer
 
-    def added_early(self, case: str) -> None:
+    def added_early(self, case):
         """Groups without log-probs are added before anything trains, to a trainer that has loaded its model itself."""
         path = self.folder / "model"
         if RANK == 0:
@@ -257,7 +251,7 @@ class Cases:
             told = str(error)
         write({"told": told}, self.folder, case)
 
-    def warmed(self, case: str) -> None:
+    def warmed(self, case):
         """Nothing but groups of a file is replayed; the trainer computes their log-probs."""
         path = self.folder / f"teacher.{RANK}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in TEACHER))
@@ -272,19 +266,19 @@ class Cases:
         self.run(case, trainer, replay_scope="sharded", replay_warm_start=str(path), replay_start=0, replay_seed=3)
 
 
-def nothing(completions: list[str], **_: Any) -> list[float]:
+def nothing(completions, **_):
     return [0.0] * len(completions)
 
 
-def all_live(update: int, group: int, rank: int) -> int:
+def all_live(update, group, rank):
     return 1
 
 
-def all_dead(update: int, group: int, rank: int) -> int:
+def all_dead(update, group, rank):
     return 0
 
 
-def engine_of(trainer: Any) -> str:
+def engine_of(trainer):
     """The object that has the weights during training, and how."""
     model, wrapped = trainer.model, trainer.model_wrapped
     name = type(wrapped).__name__
@@ -295,7 +289,7 @@ def engine_of(trainer: Any) -> str:
     return f"{name}, {part:.0%} of the weights on a rank"
 
 
-def main(engine: str, folder: Path) -> None:
+def main(engine, folder):
     if "forked" not in sys.modules:  # a fork of the tests' process has what makes trainers quick
         sys.path.insert(0, str(Path(__file__).parents[2]))
         import conftest

@@ -1,17 +1,11 @@
 """One rank of a launch: dead groups generated again, by scope and layout; results as JSON."""
 
-from __future__ import annotations
-
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from datasets import IterableDataset
-from one_rank import outcome, perform
+from one_rank import own, rank
 from patterns import random_of
 from scripted import texts
 from support import Spy, weights_hash
@@ -21,7 +15,7 @@ from trl_replay.testing import make_trainer
 
 PROMPTS = [f"{a}{b}=" for a in range(10) for b in range(10)]
 ROUNDS = 2
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "process": {"rows": 8, "replay_scope": "process", "max_steps": 6},
     "gathered": {"rows": 8, "replay_scope": "gathered", "max_steps": 6},
     "sharded": {"rows": 8, "replay_scope": "sharded", "max_steps": 6, "replay_refill_prompts": "same"},
@@ -30,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "straddling, sharded": {"rows": 6, "replay_scope": "sharded", "max_steps": 6, "scale_rewards": "batch"},
     "no buffer": {"rows": 8, "replay_scope": "process", "replay_buffer_size": 0, "max_steps": 6},
 }
-THREE: dict[str, dict[str, Any]] = {
+THREE = {
     "many": {"rows": 8, "replay_scope": "process", "max_steps": 34, "replay_buffer_size": 0},
     "straddling": {"rows": 4, "size": 3, "replay_scope": "gathered", "max_steps": 6},
 }
@@ -38,7 +32,7 @@ THREE: dict[str, dict[str, Any]] = {
 SIZE = 4
 
 
-def successes(call: int, group: int, rank: int, size: int) -> int:
+def successes(call, group, rank, size):
     """The number of a group's rows that get a reward: each rank has its own chance of a live group."""
     chance = (0.7, 0.3, 0.1)[rank]
     random = random_of("successes", call, group)
@@ -48,13 +42,13 @@ def successes(call: int, group: int, rank: int, size: int) -> int:
 class Script:
     """Completions and rewards of one rank, call by call."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank, size):
         self.rank = rank
         self.size = size
-        self.calls: list[dict[str, Any]] = []
+        self.calls = []
         self.__name__ = "scripted"
 
-    def rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+    def rollout(self, prompts, trainer):
         tokenizer = trainer.processing_class
         first = self.rank * len(prompts)
         ids = []
@@ -66,7 +60,7 @@ class Script:
         encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
         return {"prompt_ids": encoded, "completion_ids": ids, "logprobs": None}
 
-    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+    def __call__(self, completions, **_):
         call = len(self.calls) - 1
         rewards = []
         for row in range(self.rank * len(completions), (self.rank + 1) * len(completions)):
@@ -77,7 +71,7 @@ class Script:
         return rewards
 
 
-def build(folder: Path, rank: int, rows: int, size: int = SIZE, **settings: Any) -> tuple[Any, Script]:
+def build(folder, rank, rows, size=SIZE, **settings):
     script = Script(rank, size)
     defaults = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "ddp_timeout": 120}
     with warnings.catch_warnings():
@@ -90,15 +84,15 @@ def build(folder: Path, rank: int, rows: int, size: int = SIZE, **settings: Any)
     return trainer, script
 
 
-def trained(folder: Path, rank: int, **settings: Any) -> dict[str, Any]:
+def trained(folder, rank, **settings):
     """The record of a training on this rank: every call, and every batch that was made of them."""
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
     trainer, script = build(folder, rank, **settings)
     session = trl_replay.attach(trainer, replay_refill_rounds=ROUNDS, replay_max_fraction=0.0, **replay)
-    steps: list[dict[str, Any]] = []
+    steps = []
     step = session.step
 
-    def watched(batch: Any, score: Any) -> Any:
+    def watched(batch, score):
         out = step(batch, score)
         tokenizer = trainer.processing_class
         steps.append(
@@ -116,7 +110,7 @@ def trained(folder: Path, rank: int, **settings: Any) -> dict[str, Any]:
         )
         return out
 
-    session.step = watched  # type: ignore[method-assign]
+    session.step = watched
     trainer.train()
     assert session.rounds is not None
     return {
@@ -129,27 +123,24 @@ def trained(folder: Path, rank: int, **settings: Any) -> dict[str, Any]:
 
 
 class Asked:
-    """A plugin that does on rank 1 what it must not."""
+    """A plugin that asks for another prompt on rank 1."""
 
-    def __init__(self, rank: int, what: str) -> None:
+    def __init__(self, rank):
         self.rank = rank
-        self.what = what
 
     @trl_replay.hookimpl
-    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+    def trl_replay_inputs(self, groups_of_rows, context):
         if self.rank == 1 and context.update == 1:
-            if self.what == "raises":
-                raise ZeroDivisionError("no luck on this rank")
             return [{"prompt": "9999="}] * len(groups_of_rows)
         return None
 
 
-FAILING = {"raises": 8, "differs": 6, "is paused": 8}
+FAILING = {"differs": 6, "is paused": 8}
 
 
-def failing(folder: Path, rank: int, what: str) -> None:
+def failing(folder, rank, what):
     """A training in which rank 1 does something of its own."""
-    trl_replay.register(Asked(rank, what), "asked")
+    trl_replay.register(Asked(rank), "asked")
     try:
         trainer, _ = build(folder, rank, FAILING[what], max_steps=4)
         settings = {} if what == "is paused" else {"replay_plugins": "asked"}
@@ -161,7 +152,7 @@ def failing(folder: Path, rank: int, what: str) -> None:
         trl_replay.unregister("asked")
 
 
-def streamed(folder: Path, rank: int) -> None:
+def streamed(folder, rank):
     """A training on a stream, in which a plugin asks for prompts that it has seen."""
     trainer, script = build(folder, rank, 6)
     args = replace(trainer.args, generation_batch_size=None)
@@ -175,15 +166,11 @@ def streamed(folder: Path, rank: int) -> None:
     assert len(session.prompts) > 4
 
 
-def cases(folder: Path, rank: int, world: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    for name, settings in (CASES if world == 2 else THREE).items():
-        yield name, lambda s=settings: trained(folder, rank, **s)
-    if world == 2:
-        yield "a stream", lambda: outcome(lambda: streamed(folder, rank))
-    for what in FAILING if world == 2 else ():
-        yield what, lambda w=what: outcome(lambda: failing(folder, rank, w))
-
-
-if __name__ == "__main__":
-    number, out = int(os.environ["RANK"]), Path(sys.argv[1])
-    perform(out, cases(out / f"trainer{number}", number, int(os.environ["WORLD_SIZE"])))
+def cases(launched):
+    folder, two = own(launched), os.environ["WORLD_SIZE"] == "2"
+    for name, settings in (CASES if two else THREE).items():
+        yield name, lambda s=settings: trained(folder, rank(), **s)
+    if two:
+        yield "a stream", lambda: streamed(folder, rank())
+    for what in FAILING if two else ():
+        yield what, lambda w=what: failing(folder, rank(), w)

@@ -4,18 +4,12 @@ Every case has a process and a process group of its own, since in some of them a
 their time-out. The key-value store of them all is kept by the process that starts the cases, as torchrun keeps it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
-from one_rank import perform_apart
-from patterns import LOST, SLOW, modelless, play, random_pattern
+from one_rank import own
+from patterns import LOST, PATTERNS, SLOW, modelless, play, random_pattern
 from scripted import build, run, uneven
 
 from trl_replay.strategies.scorers import advantage_std
@@ -37,30 +31,30 @@ FAILS_AT = 2
 class Acting:
     """A scorer that does something on some ranks at one update, before `agree`."""
 
-    def __init__(self, act: Callable[[], Any], *ranks: int) -> None:
+    def __init__(self, act, *ranks):
         self.act, self.ranks = act, ranks
 
-    def __call__(self, groups: Any, context: Any) -> Any:
+    def __call__(self, groups, context):
         if RANK in self.ranks and context.update == FAILS_AT:
             self.act()
         return advantage_std(groups, context)
 
 
-def no_luck() -> None:
+def no_luck():
     raise ZeroDivisionError(f"no luck on rank {RANK}")
 
 
-def die() -> None:
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def trained(folder: Path, layout: str, scope: str, timeout: int = TIMEOUT, **replay: Any) -> dict[str, Any]:
+def trained(folder, layout, scope, timeout=TIMEOUT, **replay):
     rows, size = LAYOUTS[layout]
     trainer = build(folder, rows, size, uneven, rank=RANK, max_steps=UPDATES, ddp_timeout=timeout)
     return run(trainer, replay_scope=scope, **{"replay_buffer_size": 6, "replay_seed": 3, **replay})
 
 
-def unattached(folder: Path) -> dict[str, Any]:
+def unattached(folder):
     """Replay is attached on all ranks but one."""
     if RANK != LOST:
         return trained(folder, "straddling", "sharded", BRIEF)
@@ -68,28 +62,24 @@ def unattached(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def patterns(folder: Path, count: int) -> dict[str, Any]:
+def patterns(folder):
     """Random patterns, one after the other on the same ranks."""
     trainer = modelless(folder)
-    return {"patterns": [play(trainer, random_pattern(number, WORLD), RANK) for number in range(count)]}
+    return {"patterns": [play(trainer, random_pattern(number, WORLD), RANK) for number in range(PATTERNS)]}
 
 
-def cases(folder: Path, count: int) -> Iterator[tuple[str, int, Callable[[], dict[str, Any]]]]:
-    """Name, time-out of the process group, and what to do."""
-    yield "process whole", TIMEOUT, lambda: trained(folder, "whole", "process")
+def cases(launched):
+    """Name, time-out of the process group where it is another, and what to do."""
+    folder = own(launched)
+    yield "process whole", lambda: trained(folder, "whole", "process")
     late = Acting(lambda: time.sleep(1), SLOW)
-    yield "gathered, one is late", TIMEOUT, lambda: trained(folder, "straddling", "gathered", replay_scorer=late)
-    yield "sharded straddling", TIMEOUT, lambda: trained(folder, "straddling", "sharded")
-    yield "patterns", TIMEOUT, lambda: patterns(folder, count)
+    yield "gathered, one is late", lambda: trained(folder, "straddling", "gathered", replay_scorer=late)
+    yield "sharded straddling", lambda: trained(folder, "straddling", "sharded")
+    yield "patterns", lambda: patterns(folder)
     raising = Acting(no_luck, SLOW, LOST)
-    yield "two raise", TIMEOUT, lambda: trained(folder, "straddling", "sharded", replay_scorer=raising)
+    yield "two raise", lambda: trained(folder, "straddling", "sharded", replay_scorer=raising)
     yield "one is not attached", BRIEF, lambda: unattached(folder)
     later = Acting(lambda: time.sleep(BRIEF + LATE), SLOW)
     yield "one is too late", BRIEF, lambda: trained(folder, "straddling", "sharded", BRIEF, replay_scorer=later)
     killed = Acting(die, LOST)
-    yield "one is killed", TIMEOUT, lambda: trained(folder, "straddling", "gathered", replay_scorer=killed)
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    perform_apart(folder, cases(folder / f"trainer{RANK}", int(sys.argv[2])), sys.argv[3:])
+    yield "one is killed", lambda: trained(folder, "straddling", "gathered", replay_scorer=killed)

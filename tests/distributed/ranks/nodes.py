@@ -1,17 +1,10 @@
 """One of two ranks on two machines, whose output folders lie on disks of their own, or on one that they share."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
-from one_rank import perform
 from scripted import build, mixed
 
 import trl_replay
@@ -20,7 +13,7 @@ RANK = int(os.environ["RANK"])
 SCOPES = ("process", "gathered", "sharded")
 
 
-def folders(root: Path) -> dict[str, list[str]]:
+def folders(root):
     """Per checkpoint, what of ours is in it."""
     return {
         path.name: sorted(part.name for part in (path / "trl_replay").glob("*"))
@@ -28,7 +21,7 @@ def folders(root: Path) -> dict[str, list[str]]:
     }
 
 
-def train(root: Path, scope: str, resume: bool = False, **settings: Any) -> dict[str, Any]:
+def train(root, scope, resume=False, **settings):
     """Trains for six updates, with a checkpoint after every second one."""
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "rank": RANK, **settings}
     trainer = build(root, 8, 4, mixed, **settings)
@@ -38,7 +31,7 @@ def train(root: Path, scope: str, resume: bool = False, **settings: Any) -> dict
     return {"folders": folders(root), "update": session.update, "resumed": last, "size": len(session.buffer)}
 
 
-def cases(root: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+def cases(root):
     for scope in SCOPES:
         own = root / scope / f"node{RANK}"
         yield f"{scope}, first", partial(train, own, scope)
@@ -58,7 +51,3 @@ def cases(root: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         shared = root / scope / "shared"
         yield f"{scope}, shared", partial(train, shared, scope, save_total_limit=1)
         yield f"{scope}, shared again", partial(train, shared, scope, save_total_limit=2)
-
-
-if __name__ == "__main__":
-    perform(Path(sys.argv[1]), cases(Path(sys.argv[1])))

@@ -1,17 +1,12 @@
 """One rank of a launch of tests/distributed/test_checkpoint_ranks.py: every case in turn, results as JSON."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from one_rank import outcome, perform
+from one_rank import outcome
 from resuming import PROMPTS, SCOPES, build, group_hash, interrupted, restored, runs_on_ranks, train
 from support import weights_hash
 from teacher import rows_of
@@ -22,13 +17,13 @@ from trl_replay.data.types import Group
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def identical(folder: Path, **settings: Any) -> dict[str, Any]:
+def identical(folder, **settings):
     """In which respects a run that resumes from the fourth of six updates differs from the one that wrote it."""
     whole, differences = interrupted(folder, at=4, **{**settings, "max_steps": 6})
     return {"differences": differences, "replaced": whole["totals"][1]["replaced"]}
 
 
-def stocks(folder: Path) -> dict[str, Any]:
+def stocks(folder):
     """The same of stock: three processes add gradients in an order that depends on how long DDP has been running."""
     weights = []
     for resume in (None, str(folder / "checkpoint-4")):
@@ -38,7 +33,7 @@ def stocks(folder: Path) -> dict[str, Any]:
     return {"same": weights[0] == weights[1]}
 
 
-def dealt(folder: Path, checkpoint: Path, **settings: Any) -> dict[str, Any]:
+def dealt(folder, checkpoint, **settings):
     """This rank's part of a checkpoint of another number of ranks; training goes on."""
     found = restored(folder, str(checkpoint), replay_buffer_size=50, **settings)
     _, session = train(
@@ -53,7 +48,7 @@ def dealt(folder: Path, checkpoint: Path, **settings: Any) -> dict[str, Any]:
     }
 
 
-def refused(folder: Path) -> None:
+def refused(folder):
     """One rank's file is damaged, and all ranks must say so together."""
     train(folder, max_steps=2, save_steps=2)
     checkpoint = folder / "checkpoint-2"
@@ -64,14 +59,14 @@ def refused(folder: Path) -> None:
     train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no")
 
 
-def allowed(folder: Path) -> dict[str, Any]:
+def allowed(folder):
     """The same with the user's leave."""
     checkpoint = str(folder / "checkpoint-2")
     _, session = train(folder, resume=checkpoint, max_steps=3, save_strategy="no", replay_on_mismatch="empty")
     return {"batches": session.totals.batches}
 
 
-def mixed(folder: Path) -> None:
+def mixed(folder):
     """One rank's files are those of another run, which differs in nothing but its seed."""
     for seed in (1, 2):
         train(folder / str(seed), max_steps=2, save_steps=2, seed=seed)
@@ -86,23 +81,23 @@ def mixed(folder: Path) -> None:
 class Versioned:
     """An evictor that can't take back its state on rank 1."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.loaded = 0
 
-    def __call__(self, table: Any, context: Any) -> Any:
+    def __call__(self, table, context):
         return table.serial
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"loaded": self.loaded}
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state):
         fails = RANK == 1 and self.loaded == state["loaded"] - 1
         self.loaded = state["loaded"]
         if fails:
             raise ValueError("not on this rank")
 
 
-def unapplied(folder: Path, scope: str) -> dict[str, Any]:
+def unapplied(folder, scope):
     """One rank can't apply what it read: all raise, or all go on with an empty buffer and as attached."""
     before = Versioned()
     before.loaded = 1
@@ -124,12 +119,12 @@ class Unlucky:
     """A plugin that fails to save on rank 1."""
 
     @trl_replay.hookimpl
-    def trl_replay_save(self, session: Any, directory: Path) -> None:
+    def trl_replay_save(self, session, directory):
         if RANK == 1:
             raise OSError("no room")
 
 
-def unsaved(folder: Path) -> None:
+def unsaved(folder):
     trl_replay.register(Unlucky(), "unlucky")
     train(folder, replay_plugins="unlucky", max_steps=2, save_steps=2)
 
@@ -138,29 +133,29 @@ class Failing:
     """A plugin whose metrics fail on rank 1."""
 
     @trl_replay.hookimpl
-    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
+    def trl_replay_metrics(self, context):
         if RANK == 1 and context.update == 2:
             raise ValueError("no metric on this rank")
         return {}
 
 
-def kept(folder: Path) -> None:
+def kept(folder):
     trl_replay.register(Failing(), "failing")
     train(folder, replay_plugins="failing", max_steps=4, save_steps=1)
 
 
-def positions(folder: Path) -> list[dict[str, int]]:
+def positions(folder):
     """Where this rank is in the order of prompts, at a checkpoint and when it resumes with batches of another size."""
     settings = {"replay_refill_rounds": 2, "prompts": PROMPTS[:24], "replay_scope": "process"}
     _, session = train(folder, **settings, max_steps=2, save_steps=2)
     found = restored(folder, str(folder / "checkpoint-2"), **settings, per_device_train_batch_size=8)
-    return [session.rounds.state_dict()["source"], found["rounds"]["source"]]
+    return {"then": session.rounds.state_dict()["source"], "now": found["rounds"]["source"]}
 
 
 TEACHER = [row for prompt in ("1+1=", "3-1=", "2*1=") for row in rows_of(prompt, list("2345"), [1, 0, 0, 0])]
 
 
-def files(folder: Path, scope: str) -> dict[str, Any]:
+def files(folder, scope):
     """This rank's export, what all ranks make of the files together, and of groups without log-probs."""
     _, session = train(folder, replay_scope=scope, replay_buffer_size=50, max_steps=4, save_strategy="no")
     path = session.export(folder / f"{scope}.parquet")
@@ -183,12 +178,12 @@ def files(folder: Path, scope: str) -> dict[str, Any]:
     }
 
 
-def scored(folder: Path, failing: int = -1) -> dict[str, Any]:
+def scored(folder, failing=-1):
     """What this rank computed for seven groups without rewards, and what its buffer has; `failing` is a rank."""
     trainer = build(folder, max_steps=1, save_strategy="no")
-    seen: list[str] = []
+    seen = []
 
-    def graded(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    def graded(prompts, completions, **_):
         if trainer.accelerator.process_index == failing:
             raise ZeroDivisionError("no reward on this rank")
         texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
@@ -201,20 +196,21 @@ def scored(folder: Path, failing: int = -1) -> dict[str, Any]:
     return {"seen": seen, "rewards": session.buffer.table.row_reward.tolist()}
 
 
-def taught(session: Any) -> list[int]:
+def taught(session):
     table = session.buffer.table
     return [int(serial) for serial in table.serial[table.origin == 2]]
 
 
-def hashes(session: Any) -> list[str]:
+def hashes(session):
     """Of what this rank holds, as groups that know nothing of tools."""
     groups = [session.buffer.load(serial) for serial in session.buffer.held()]
     plain = [Group(g.tensors, g.keys - {"tool_mask"}, g.prompt_lengths, g.completion_lengths) for g in groups]
     return [group_hash(group) for group in plain]
 
 
-def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+def cases(_, shared):
     """Of each number of processes; each leaves checkpoints for the next."""
+    folder = Path(shared)
     yield "stock", partial(stocks, folder / "stock")
     for name, settings in runs_on_ranks(WORLD):
         yield name, partial(identical, folder / name, **settings)
@@ -229,16 +225,12 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         for scope in SCOPES:
             yield f"files {scope}", partial(files, folder / "files", scope)
         yield "scored", lambda: scored(folder / "scored")
-        yield "not scored", lambda: outcome(lambda: scored(folder / "scored", failing=1))
-        yield "refused", lambda: outcome(lambda: refused(folder / "refused"))
+        yield "not scored", lambda: scored(folder / "scored", failing=1)
+        yield "refused", lambda: refused(folder / "refused")
         yield "allowed", partial(allowed, folder / "refused")
-        yield "mixed", lambda: outcome(lambda: mixed(folder / "mixed"))
+        yield "mixed", lambda: mixed(folder / "mixed")
         for scope in SCOPES:
             yield f"unapplied, {scope}", partial(unapplied, folder / f"unapplied {scope}", scope)
         yield "positions", lambda: positions(folder / "positions")
-        yield "unsaved", lambda: outcome(lambda: unsaved(folder / "unsaved"))
-        yield "kept", lambda: outcome(lambda: kept(folder / "kept"))
-
-
-if __name__ == "__main__":
-    perform(Path(sys.argv[1]), cases(Path(sys.argv[2])))
+        yield "unsaved", lambda: unsaved(folder / "unsaved")
+        yield "kept", lambda: kept(folder / "kept")

@@ -1,16 +1,11 @@
 """One rank of a launch: every case of tests/distributed/test_scopes.py in turn; results as JSON files."""
 
-from __future__ import annotations
-
 import os
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
-from one_rank import outcome, perform
+from methods import INJECTED
+from one_rank import own
 from scripted import LIMITS, build, mixed, run, uneven
 
 import trl_replay
@@ -27,25 +22,33 @@ LAYOUTS = {  # per number of processes: (rows of a process, num_generations), wh
 }
 REPLAY = {"replay_buffer_size": 6, "replay_seed": 3}
 COMPARED = {"replay_buffer_size": 4, "replay_seed": 3}
+HOOKS = {
+    "a metrics hook": ("metrics", 0, {"replay_scope": "process"}),
+    "a metrics hook in the last step": ("metrics", 5, {"replay_scope": "sharded"}),
+    "an advantages hook": ("advantages", 2, {"replay_scope": "sharded", **INJECTED}),
+    "a mix hook": ("mix", 2, {"replay_scope": "sharded", **INJECTED}),
+    "an inputs hook": ("inputs", 1, {"replay_scope": "gathered", "replay_refill_rounds": 1}),
+}
+"""Hooks that fail on one rank, and from which update on."""
 LOSS_TYPES = ("dapo", "grpo", "dr_grpo")
 
 
-def trained(folder: Path, layout: str, live: Any = uneven, settings: Any = None, **replay: Any) -> dict[str, Any]:
+def trained(folder, layout, live=uneven, settings=None, **replay):
     rows, size = LAYOUTS[WORLD][layout]
     return run(build(folder, rows, size, live, rank=RANK, **(settings or {})), **{**REPLAY, **replay})
 
 
-def often(update: int, group: int, rank: int) -> int:
+def often(update, group, rank):
     """On every rank something to store and something to fill, all the time."""
     return group % 2
 
 
-def rare(update: int, group: int, rank: int) -> int:
+def rare(update, group, rank):
     """One group of rank 0 is live, once."""
     return int(update == group == 0)
 
 
-def at_first(update: int, group: int, rank: int) -> int:
+def at_first(update, group, rank):
     """All live, and then all dead."""
     return int(update == 0)
 
@@ -53,32 +56,29 @@ def at_first(update: int, group: int, rank: int) -> int:
 class Raising:
     """A strategy that raises on rank 1 from the third update on."""
 
-    def __init__(self, strategy: Callable[..., Any]) -> None:
+    def __init__(self, strategy):
         self.strategy = strategy
 
-    def __call__(self, values: Any, context: Any) -> Any:
+    def __call__(self, values, context):
         if RANK == 1 and context.update >= 2:
             raise ZeroDivisionError("no luck on this rank")
         return self.strategy(values, context)
 
 
-class Measuring:
-    """A plugin whose metrics hook raises on rank 1, from an update on."""
+def failing_in(hook, update):
+    """A plugin whose hook raises on rank 1, from an update on."""
 
-    def __init__(self, update: int) -> None:
-        self.update = update
-
-    @trl_replay.hookimpl
-    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
-        if RANK == 1 and context.update >= self.update:
+    def fail(self, context):
+        if RANK == 1 and context.update >= update:
             raise ZeroDivisionError("no luck on this rank")
-        return {}
+
+    return type("Failing", (), {f"trl_replay_{hook}": trl_replay.hookimpl(fail)})()
 
 
-def without_memory(method: str, attempt: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+def without_memory(method, attempt):
     """An attempt in which a method of the buffer raises on rank 1."""
 
-    def outcome_of_attempt() -> dict[str, Any]:
+    def outcome_of_attempt():
         if RANK != 1:
             return attempt()
         with mock.patch.object(ReplayBuffer, method, side_effect=MemoryError(f"no memory to {method}")):
@@ -90,39 +90,36 @@ def without_memory(method: str, attempt: Callable[[], dict[str, Any]]) -> Callab
 class Wrapped:
     """A third party's scope: four verbs and how it divides a buffer, around somebody else's."""
 
-    def __init__(self, scope: Any) -> None:
+    def __init__(self, scope):
         self.share, self.agree, self.admit, self.fetch = scope.share, scope.agree, scope.admit, scope.fetch
         self.division, self.received = scope.division, scope.received
 
 
 class ScopePlugin:
     @trl_replay.hookimpl
-    def trl_replay_strategies(self) -> Any:
+    def trl_replay_strategies(self):
         return [
             trl_replay.ScopeSpec("own", lambda accelerator: Wrapped(scopes.ProcessScope(accelerator)), "own"),
             trl_replay.ScopeSpec("all", lambda accelerator: Wrapped(scopes.GatheredScope(accelerator)), "one for all"),
         ]
 
 
-def by_rank(groups: Any, context: Any) -> Any:
+def by_rank(groups, context):
     """A broken scorer: gives other scores on another rank."""
     return np.arange(len(groups), dtype=float) * (1 if RANK == 0 else -1) + 10
 
 
-def drawing(rows: Any, context: Any) -> Any:
+def drawing(rows, context):
     """A correction that draws as often as this rank has replayed rows."""
     context.rng.random(len(rows.advantages))
     return ratio(rows, context)
 
 
-def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def cases(launched):
+    folder = own(launched)
     for scope in ("process", "gathered", "sharded"):
         for layout in LAYOUTS[WORLD]:
-            if scope == "process" and layout != "whole":
-                refused = lambda s=scope: trained(folder, "straddling", replay_scope=s)  # noqa: E731
-                yield f"{scope} {layout}", lambda call=refused: outcome(call)
-            else:
-                yield f"{scope} {layout}", lambda s=scope, n=layout: trained(folder, n, replay_scope=s)
+            yield f"{scope} {layout}", lambda s=scope, n=layout: trained(folder, n, replay_scope=s)
     if WORLD != 2:
         return
     for scope in ("process", "gathered", "sharded"):
@@ -144,18 +141,18 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     trl_replay.register(ScopePlugin(), "third_party")
     yield "third party's own", lambda: trained(folder, "whole", replay_scope="third_party/own")
     yield "third party's all", lambda: trained(folder, "straddling", replay_scope="third_party/all")
-    yield "third party's own, straddling", lambda: outcome(lambda: trained(folder, "straddling", replay_scope="own"))
-    yield "third party's object", lambda: outcome(lambda: with_object(folder))
+    yield "third party's own, straddling", lambda: trained(folder, "straddling", replay_scope="own")
+    yield "third party's object", lambda: with_object(folder)
     settings = {"replay_scope": "gathered", "replay_correction": drawing}
     yield "a correction that draws", lambda: trained(folder, "straddling", mixed, **settings)
 
 
-def with_object(folder: Path) -> None:
+def with_object(folder):
     trainer = build(folder, 8, 4, uneven, rank=RANK, max_steps=4)
     run(trainer, replay_scope=Wrapped(scopes.ProcessScope(trainer.accelerator)), **REPLAY)
 
 
-def chosen(folder: Path, rows: int) -> dict[str, Any]:
+def chosen(folder, rows):
     """The scope that the default chooses for so many rows a process, in groups of 4."""
     trainer = build(folder, rows, 4, uneven, rank=RANK, max_steps=2)
     session = trl_replay.attach(trainer, replay_buffer_size=3)
@@ -164,7 +161,7 @@ def chosen(folder: Path, rows: int) -> dict[str, Any]:
     return {"scope": session.config.replay_scope, "capacity": session.buffer.capacity, "explained": explained}
 
 
-def comparable(folder: Path, rows: int, size: int) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def comparable(folder, rows, size):
     """Runs that any number of processes must do alike, at one global batch."""
     for loss_type in LOSS_TYPES:
         for scope in ("gathered", "sharded"):
@@ -182,24 +179,18 @@ def comparable(folder: Path, rows: int, size: int) -> Iterator[tuple[str, Callab
                 )
 
 
-def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    def attempt(layout: str = "whole", live: Any = mixed, **settings: Any) -> Callable[[], dict[str, Any]]:
-        return lambda: outcome(lambda: trained(folder, layout, live, {"max_steps": 6}, **settings))
+def failing(folder):
+    def attempt(layout="whole", live=mixed, **settings):
+        return lambda: trained(folder, layout, live, {"max_steps": 6}, **settings)
 
     for scope in ("process", "sharded"):
         yield f"a scorer, {scope}", attempt(live=often, replay_scope=scope, replay_scorer=Raising(advantage_std))
     for scope in ("process", "gathered"):
         yield f"a correction, {scope}", attempt(live=often, replay_scope=scope, replay_correction=Raising(ratio))
-    trl_replay.register(Measuring(0), "measuring")
-    trl_replay.register(Measuring(5), "measuring_late")
-    yield "a metrics hook", attempt(replay_scope="process", replay_plugins=["measuring"])
-    yield "a metrics hook in the last step", attempt(replay_scope="sharded", replay_plugins=["measuring_late"])
+    for name, (hook, update, settings) in HOOKS.items():
+        trl_replay.register(failing_in(hook, update), name.replace(" ", "_"))
+        yield name, attempt(replay_plugins=[name.replace(" ", "_")], **settings)
     yield "a group that can't be loaded", without_memory("load", attempt(replay_scope="sharded"))
     yield "a group that can't be kept", without_memory("receive", attempt(replay_scope="gathered"))
     yield "a scorer that differs", attempt(live=uneven, replay_scope="gathered", replay_scorer=by_rank,
                                            replay_buffer_size=1)  # fmt: skip
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    perform(folder, cases(folder / f"trainer{RANK}"))

@@ -1,16 +1,11 @@
 """One of two ranks that attach with settings of their own, case by case; what came of it as JSON in a folder."""
 
-from __future__ import annotations
-
 import contextlib
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from one_rank import outcome, perform, rank
+from one_rank import outcome, own, rank
 from scripted import build
 
 import trl_replay
@@ -21,7 +16,7 @@ from trl_replay.strategies.scopes import GatheredScope
 GROUPS = Path(tempfile.gettempdir()) / "groups.jsonl"
 GROUPS.touch()
 
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+CASES = {
     "replay_weight": ({}, {"replay_weight": 0.5}),
     "replay_unfilled": ({}, {"replay_unfilled": "mask"}),
     "replay_correction": ({}, {"replay_correction": "truncated"}),
@@ -59,7 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reward functions and weights": ({}, {"reward_weights": [0.5]}),
 }
 """What each rank attaches with; a case is called like the setting that differs."""
-ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+ALIKE = {
     "the trainer's seed by name": ({"replay_seed": 42}, {}),
     "seeds of private buffers": tuple({"replay_scope": "process", "replay_seed": seed} for seed in (1, 2)),
     "bytes of private buffers": tuple({"replay_scope": "process", "replay_max_bytes": size} for size in (None, "1GB")),
@@ -74,30 +69,30 @@ OF_TRAINER = ("seed", "num_iterations", "scale_rewards", "reward_weights")
 class Shaping:
     """Advantages times a number."""
 
-    def __init__(self, by: float = 1.0) -> None:
+    def __init__(self, by=1.0):
         self.by = by
 
     @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+    def trl_replay_advantages(self, groups, context):
         return groups.advantages * self.by
 
 
 class Prompts:
     @trl_replay.hookimpl
-    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+    def trl_replay_inputs(self, groups_of_rows, context):
         return None
 
 
 class Keys:
     @trl_replay.hookimpl
-    def trl_replay_fields(self) -> Iterator[Any]:
+    def trl_replay_fields(self):
         yield FieldSpec(f"extra_{rank()}", layout="row")
 
 
 class Tuned:
     @trl_replay.hookimpl
-    def trl_replay_strategies(self) -> Iterator[Any]:
-        def tuned(accelerator: Any, patience: int = 0) -> Any:
+    def trl_replay_strategies(self):
+        def tuned(accelerator, patience=0):
             return GatheredScope(accelerator)
 
         yield ScopeSpec("tuned", tuned, "gathered")
@@ -105,27 +100,27 @@ class Tuned:
 
 class Released:
     @trl_replay.hookimpl
-    def trl_replay_strategies(self) -> Iterator[Any]:
+    def trl_replay_strategies(self):
         yield trl_replay.ScorerSpec("even", lambda: lambda groups, context: groups.reward_mean, "the same")
 
     @trl_replay.hookimpl
-    def trl_replay_detached(self, session: Any) -> None:
+    def trl_replay_detached(self, session):
         pass
 
 
 class Detached:
     @trl_replay.hookimpl
-    def trl_replay_detached(self, session: Any) -> None:
+    def trl_replay_detached(self, session):
         pass
 
 
 class Eligible:
     @trl_replay.hookimpl
-    def trl_replay_eligible(self, table: Any, context: Any) -> Any:
+    def trl_replay_eligible(self, table, context):
         return {}
 
 
-def register() -> None:
+def register():
     """The same plugins on both ranks, one of them in two releases, one with another hook on each."""
     plugins = {"shaping": Shaping(), "prompts": Prompts(), "keys": Keys(), "tuned": Tuned()}
     plugins["hooks"] = (Detached(), Eligible())[rank()]
@@ -134,7 +129,7 @@ def register() -> None:
     registry().add(Released(), "released", f"released {rank() + 1}.0")
 
 
-def attempt(folder: Path, version: str = trl_replay.__version__, **settings: Any) -> dict[str, Any]:
+def attempt(folder, version=trl_replay.__version__, **settings):
     """Attaches and trains for two updates."""
     trainer_settings = {name: settings.pop(name) for name in OF_TRAINER if name in settings}
     trainer = build(folder, 8, 4, lambda update, group, rank: group % 2, rank=rank(), max_steps=2, **trainer_settings)
@@ -147,7 +142,7 @@ def attempt(folder: Path, version: str = trl_replay.__version__, **settings: Any
 
 
 @contextlib.contextmanager
-def mine(version: str) -> Iterator[None]:
+def mine(version):
     """A release of trl_replay."""
     before = trl_replay.__version__
     trl_replay.__version__ = version
@@ -157,11 +152,7 @@ def mine(version: str) -> Iterator[None]:
         trl_replay.__version__ = before
 
 
-def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+def cases(folder):
     register()
     for name, by_rank in {**CASES, **ALIKE}.items():
-        yield name, partial(attempt, folder / str(rank()) / name.replace(" ", "_"), **by_rank[rank()])
-
-
-if __name__ == "__main__":
-    perform(Path(sys.argv[1]), cases(Path(sys.argv[1])))
+        yield name, partial(attempt, own(folder) / name.replace(" ", "_"), **by_rank[rank()])

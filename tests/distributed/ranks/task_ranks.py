@@ -1,18 +1,12 @@
 """One rank of a launch: one prompt with several tasks, by scope and layout, resumed, and with environments."""
 
-from __future__ import annotations
-
-import sys
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
 from following import crossed, follow
 from methods import INJECTED
 from mixing_ranks import Credit
-from one_rank import perform, rank
+from one_rank import rank
 from replaying import build as build_with
 from scripted import Script, build, mixed
 from support import Spy, weights_hash
@@ -26,7 +20,7 @@ ROWS = [{"prompt": "1=", "label": label} for label in "abcde"]
 REPLAY = {**INJECTED, "replay_buffer_size": 12, "replay_seed": 3}
 
 
-def shown(trainer: Any, session: Any, followed: Any) -> dict[str, Any]:
+def shown(trainer, session, followed):
     """The record of a run on this rank."""
     table = session.buffer.table
     return {
@@ -39,12 +33,10 @@ def shown(trainer: Any, session: Any, followed: Any) -> dict[str, Any]:
     }
 
 
-def trained(
-    folder: Path, scope: str, layout: str, born: dict[int, str], resume: bool = False, credit: bool = False
-) -> dict[str, Any]:
+def trained(folder, scope, layout, born, resume=False, credit=False):
     """Eight updates, or the last four of them; `born` tells the label of every group stored so far."""
-    settings: dict[str, Any] = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "rank": rank()}
-    replay: dict[str, Any] = {**REPLAY, "replay_scope": scope}
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "rank": rank()}
+    replay = {**REPLAY, "replay_scope": scope}
     if credit:
         settings["trainer_class"] = Credit
         replay["replay_advantages"] = "stored"
@@ -65,20 +57,20 @@ class Riddle:
     resets = 0
     first = 0
 
-    def reset(self, **columns: Any) -> str:
+    def reset(self, **columns):
         self.secret = (Riddle.first + Riddle.resets % 6) // 4 + 3 * (Riddle.resets // 6 % 2)
         Riddle.resets += 1
         return f" {self.secret}"
 
 
-def riddled(folder: Path) -> dict[str, Any]:
+def riddled(folder):
     """Environments of groups that straddle the ranks."""
     rows, size = LAYOUTS["straddling"]
     Riddle.first = rank() * rows
     tokenizer = tool_tokenizer()
     script = Script(mixed, rows, size, rank())
 
-    def rewards(completions: Any, **columns: Any) -> list[float]:
+    def rewards(completions, **columns):
         script.update += 1
         return script([str(completion) for completion in completions])
 
@@ -90,21 +82,17 @@ def riddled(folder: Path) -> dict[str, Any]:
     return shown(trainer, *follow(trainer, replay_scope="sharded", **REPLAY))
 
 
-def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+def cases(folder):
     for scope in SCOPES:
         for layout in LAYOUTS:
             name = f"{scope} {layout}"
-            born: dict[int, str] = {}
+            born = {}
             yield name, partial(trained, folder / name, scope, layout, born)
             yield f"{name} resumed", partial(trained, folder / name, scope, layout, born, resume=True)
     for scope in SCOPES:
         name = f"{scope} credit"
-        known: dict[int, str] = {}
+        known = {}
         chosen = partial(trained, folder / name, scope, "straddling", known, credit=True)
         yield name, chosen
         yield f"{name} resumed", partial(chosen, resume=True)
     yield "environments", partial(riddled, folder / "environments")
-
-
-if __name__ == "__main__":
-    perform(Path(sys.argv[1]), cases(Path(sys.argv[1])))
