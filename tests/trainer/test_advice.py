@@ -5,6 +5,7 @@ import itertools
 import re
 import warnings
 
+import numpy as np
 import pytest
 from support import DEAD, HALF, LIVE, Rewards, logged
 from trl_replay_papers import METHODS
@@ -441,3 +442,15 @@ def test_a_reward_that_fell_is_told_where_no_rule_names_a_fault():
     assert "the reward fell from 0.49 to 0.32: go back to a checkpoint from before, and try half the" in told
     (told,) = what_to_change(log[:60], trl_replay.ReplayConfig().to_dict())
     assert "fell" not in told
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_reward_that_only_wavers_did_not_fall(seed):
+    """2 of 64 completions are right, whatever the step: means of 20 steps differ by half of themselves."""
+    rewards = np.random.default_rng(seed).binomial(64, 0.03, 200) / 64
+    log = [
+        {"step": step, "reward": reward, "rewards/right/mean": reward, "frac_reward_zero_std": 0.8,
+         "replay/dead_fraction": 0.8, "replay/dead_fraction_after": 0.1, "replay/replaced_fraction": 0.7}
+        for step, reward in enumerate(rewards.tolist(), 1)
+    ]  # fmt: skip
+    assert "fell" not in " ".join(what_to_change(log, trl_replay.ReplayConfig().to_dict()))

@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
         parts (`Sequence[Outcome]`): The functions of a sum of several.
         evaluated (`Sequence[float]`): Its values on evaluation prompts.
         sample (`Sequence[float]`): Effective sample sizes of what was replayed, as shares.
+        error (`float`): Standard error of such a mean, by how far values of adjacent steps differ.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Outcome(NamedTuple):
     parts: Sequence[Outcome] = ()
     evaluated: Sequence[float] = ()
     sample: Sequence[float] = ()
+    error: float = 0.0
 
     @property
     def rose(self) -> bool:
@@ -125,4 +127,6 @@ def _of(entries: Log, name: str, key: str) -> Outcome | None:
     rollouts = told[-1].get(ROLLOUTS) if is_number(told[0].get(ROLLOUTS)) else None
     completions = rollouts if is_number(rollouts) else None
     updates = 0 if COUNTED_STEP in told[-1] else told[-1]["step"]
-    return Outcome(name, key, first, last, width, best, len(values), updates, completions)
+    variance = float(np.mean(np.diff(values) ** 2)) / 2 if len(values) > 1 else 0.0
+    error = (variance / width) ** 0.5
+    return Outcome(name, key, first, last, width, best, len(values), updates, completions, error=error)

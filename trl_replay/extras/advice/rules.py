@@ -166,6 +166,8 @@ ROSE = "the reward rose"
 LEARNED, FEWEST_TO_FALL = 0.1, 20
 FALL = 0.25
 """Share of its best by which a reward has fallen that no rule explains."""
+FALL_ERRORS = 6.0
+"""Standard errors of a mean that it must have fallen by, too: its best is the highest of many."""
 OWN_SETTINGS = Given("replay_preset", (None,))
 """No preset has chosen them."""
 COUNT_FIRST = Option(
@@ -603,7 +605,7 @@ def nothing(about: str, came_to: Outcome | None) -> str:
     if came_to is None or came_to.steps < FEWEST_TO_FALL:
         return f"nothing, by {about}"
     best, last = came_to.best, came_to.last
-    if best - last > FALL * abs(best):
+    if best - last > max(FALL * abs(best), FALL_ERRORS * came_to.error):
         return (
             f"no rule names a fault by {about}, but the reward fell from {best:.2g} to {last:.2g}: go back to a "
             "checkpoint from before, and try half the learning_rate"
