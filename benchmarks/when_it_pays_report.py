@@ -190,17 +190,23 @@ def verdict(found: list[Dot]) -> str:
     return f"{sum(tiny)} of {len(tiny)} arms on tiny tasks and {sum(real)} of {len(real)} on the real model"
 
 
+DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
+"""The arms of the picture, with their colors."""
+
+
 def panels() -> Iterator[tuple[str, dict[str, list[Measured]], int]]:
     """A title, the runs of each arm, and completions of a batch: of both lists, on a CPU and then on a GPU."""
     import updates_per_batch as ratio
 
     done = study.finished()
     for name in study.AGAIN:
-        of_arms = {arm: list(runs.values()) for arm, runs in study.measured_by_arm(done, name).items()}
+        by_arm = study.measured_by_arm(done, name)
+        of_arms = {arm: [by_arm[arm][seed] for seed in sorted(by_arm["stock"])] for arm in DRAWN}
         yield f"{name}, {len(of_arms['stock'])} seeds", of_arms, study.TASKS[name].batch
     done = ratio.finished()
     for name in study.AGAIN:
-        of_arms = {arm: runs for arm, (_, runs) in ratio.measured_at_their_rates(done, name).items()}
+        found = ratio.measured_at_their_rates(done, name)
+        of_arms = {arm: found[arm][1] for arm in DRAWN}
         yield f"{name}, on a GPU, {len(of_arms['stock'])} seeds", of_arms, ratio.TASKS[name].batch
 
 
@@ -214,7 +220,7 @@ def draw(path: Path) -> None:
     pyplot.rcParams["font.size"] = 14  # can be read on a phone
     figure, axes = pyplot.subplots(2, 2, figsize=(9, 7.5), sharey=True, layout="constrained")
     for axis, (title, of_arms, batch) in zip(axes.flat, panels(), strict=True):
-        for arm, color in (("stock", "#666666"), ("sample_efficient", "#1a7f37")):
+        for arm, color in DRAWN.items():
             runs = of_arms[arm]
             completed, values = batch * np.array(runs[0].generated), np.array([run.values for run in runs])
             mean = values.mean(axis=0)
@@ -224,7 +230,7 @@ def draw(path: Path) -> None:
             axis.annotate(arm, (completed[-1], mean[-1]), beside, textcoords="offset points", color=color, va="center")
         goal = float(np.mean([run.end for run in of_arms["stock"]]))
         axis.axhline(goal, color="#666666", linewidth=1, linestyle="--")
-        _mark_crossing(axis, completed, mean, goal)
+        _mark_crossings(axis, of_arms, batch)
         axis.set(title=title, xlabel="completions", ylim=(0, 0.9), xlim=(0, completed[-1]))
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[:, 0]:
@@ -233,14 +239,19 @@ def draw(path: Path) -> None:
     pyplot.close(figure)
 
 
-def _mark_crossing(axis: Any, completed: Any, mean: Any, goal: float) -> None:
-    """Mark where the preset's mean, drawn last, first comes to stock's end, and how many completions that takes."""
-    after = int(np.argmax(mean >= goal))
-    x = float(np.interp(goal, mean[after - 1 : after + 1], completed[after - 1 : after + 1]))
-    axis.plot([x, x], [0, goal], color="#1a7f37", linewidth=1, linestyle=":")
-    axis.plot(x, goal, marker="o", color="#1a7f37")
-    told = f"stock's end\nafter {x:,.0f}\nof {completed[-1]:,.0f}"
-    axis.annotate(told, (x, 0.02), (5, 0), textcoords="offset points", color="#1a7f37", fontsize=12)
+def _mark_crossings(axis: Any, of_arms: dict[str, list[Measured]], batch: int) -> None:
+    """Mark on the axis after how many completions each run first came to the final accuracy of stock's of its seed;
+    one that never did has no mark. Tell the medians of both arms."""
+    savings = [completions.saving(*runs) for runs in zip(of_arms["stock"], of_arms["sample_efficient"], strict=True)]
+    firsts = {"stock": [saving.stock for saving in savings], "sample_efficient": [saving.arm for saving in savings]}
+    told = []
+    for arm, color in DRAWN.items():
+        places = [batch * spent.generated for spent in firsts[arm]]
+        there = [place for place in places if np.isfinite(place)]
+        axis.plot(there, [0.015] * len(there), "^", color=color, markersize=9, alpha=0.7, clip_on=False)
+        told.append(completions.middle(places))
+    words = f"stock's end: {told[1]:,.0f}\n(stock {told[0]:,.0f})"
+    axis.annotate(words, (0.3, 0.1), xycoords="axes fraction", color=DRAWN["sample_efficient"], fontsize=13)
 
 
 def run_stock() -> None:
