@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -234,7 +235,7 @@ class ReplayBuffer:
         due = _left(len(groups), refused, tally)
         if not len(due):
             return set()
-        groups, newcomers = groups.take(due), [newcomers[row] for row in due]
+        groups, newcomers = _taken(groups, newcomers, due)
         context = self.context()
         score = hooks.score(groups, context)
         nbytes = np.array([newcomer.nbytes for newcomer in newcomers], np.int64)
@@ -244,7 +245,7 @@ class ReplayBuffer:
             "it alone is larger than replay_max_bytes": ~store.fits(nbytes),
         }
         due = _left(len(groups), refused, tally)
-        groups, newcomers = groups.take(due), [newcomers[row] for row in due]
+        groups, newcomers = _taken(groups, newcomers, due)
         told = {
             "serial": np.array([newcomer.serial for newcomer in newcomers], np.int64),
             "score": score[due],
@@ -261,7 +262,8 @@ class ReplayBuffer:
             store.forget(rows)
             raise
         left = self.trim()
-        stayed = {newcomer.serial: newcomer.payload for newcomer in newcomers if newcomer.serial in self}
+        there = self.table.rows_of(told["serial"].tolist()) >= 0
+        stayed = {newcomer.serial: newcomer.payload for newcomer in itertools.compress(newcomers, there)}
         tally.stored = len(stayed)
         tally.evicted = left - (len(newcomers) - len(stayed))
         rules.limiter.inserted += len(stayed)
@@ -517,6 +519,13 @@ def _with_failed_masked(groups: Groups) -> Groups:
     """The groups with rows masked that failed, where some row of their group has a reward."""
     failed = groups.failed
     return replace(groups, masked=groups.masked | (failed & ~failed.all(axis=1, keepdims=True)))
+
+
+def _taken(groups: Groups, newcomers: Sequence[Newcomer], due: Ints) -> tuple[Groups, Sequence[Newcomer]]:
+    """Return the groups and newcomers of the rows `due`, which are nearly always all."""
+    if len(due) == len(groups):
+        return groups, newcomers
+    return groups.take(due), [newcomers[row] for row in due]
 
 
 def _left(count: int, refused: Mapping[str, Bools], tally: Tally) -> Ints:
