@@ -158,29 +158,30 @@ def _facts_of_rows(
         first[rows] = rows.start
     firsts = torch.from_numpy(first).to(prompt_lengths.device)
     same = torch.ones_like(prompt_lengths, dtype=torch.bool)
-    padded: dict[str, torch.Tensor] = {}
+    real = _real_positions(specs, _widths(batch), prompt_lengths, completion_lengths)
+    padded = {layout: positions.logical_not_() for layout, positions in real.items()}
     for key, spec in specs.items():
         if spec.layout == "prompt":
             same &= (batch[key] == batch[key][firsts]).all(dim=1)
         if spec.implied is not None and _is_text(spec):
             fitting = batch[key] == spec.implied
             if spec.layout != "row":
-                if spec.layout not in padded:
-                    real = _real_positions(spec.layout, _widths(batch), prompt_lengths, completion_lengths)
-                    padded[spec.layout] = real.logical_not_()
                 fitting |= padded[spec.layout]
             facts[key] = fitting.reshape(len(fitting), -1).all(dim=1)
     facts[SAME_PROMPT] = same
     return facts
 
 
-def _real_positions(layout: str, widths: Widths, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-    """Return the mask of a padded field's real positions, `(B, width)`."""
+def _real_positions(
+    specs: Mapping[str, FieldSpec], widths: Widths, prompts: torch.Tensor, completions: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the mask of a padded field's real positions, `(B, width)`, for each layout that a field has."""
     device = prompts.device
     left = torch.arange(widths.prompt, 0, -1, device=device) <= prompts.unsqueeze(1)
     right = torch.arange(widths.completion, device=device) < completions.unsqueeze(1)
     sides = {"prompt": [left], "completion": [right], "sequence": [left, right]}
-    return torch.cat(sides[layout], dim=1)
+    layouts = {spec.layout for spec in specs.values()} & sides.keys()
+    return {layout: torch.cat(sides[layout], dim=1) for layout in layouts}
 
 
 def _cut_one(
@@ -393,7 +394,7 @@ def compose(
     new = _wider(old, placements, multiple_of)
     by_rows = sorted(placements, key=lambda placed: placed.start)
     placed, prompts, completions = _placed_lengths(by_rows, batch["prompt_ids"])
-    real: dict[str, torch.Tensor] = {}
+    real = _real_positions(specs, new, prompts, completions)
     composed = dict(batch)
     for key, spec in specs.items():
         if not _is_text(spec):
@@ -404,8 +405,6 @@ def compose(
         if spec.layout == "row":
             _replace_rows(out, by_rows, spec)
         else:
-            if spec.layout not in real:
-                real[spec.layout] = _real_positions(spec.layout, new, prompts, completions)
             values = _joined_values(by_rows, spec, out)
             out.masked_fill_(placed, pad).masked_scatter_(real[spec.layout], values)
         composed[key] = out

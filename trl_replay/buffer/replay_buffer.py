@@ -246,8 +246,9 @@ class ReplayBuffer:
         }
         due = _left(len(groups), refused, tally)
         groups, newcomers = _taken(groups, newcomers, due)
+        serials = np.array([newcomer.serial for newcomer in newcomers], np.int64)
         told = {
-            "serial": np.array([newcomer.serial for newcomer in newcomers], np.int64),
+            "serial": serials,
             "score": score[due],
             "nbytes": nbytes[due],
             "keys": np.array([store.keyset(newcomer.keys) for newcomer in newcomers], np.int64),
@@ -262,7 +263,7 @@ class ReplayBuffer:
             store.forget(rows)
             raise
         left = self.trim()
-        there = self.table.rows_of(told["serial"].tolist()) >= 0
+        there = self.table.rows_of(serials) >= 0
         stayed = {newcomer.serial: newcomer.payload for newcomer in itertools.compress(newcomers, there)}
         tally.stored = len(stayed)
         tally.evicted = left - (len(newcomers) - len(stayed))
