@@ -110,8 +110,8 @@ def _written(path: Path) -> str:
 
 def check(launched: list[subprocess.CompletedProcess[str]]) -> None:
     """Every process of a launch ended well."""
-    for rank, done in enumerate(launched):
-        assert done.returncode in (0, -signal.SIGKILL), f"rank {rank}: {done.stdout[-1000:]}\n{done.stderr[-6000:]}"
+    told = [f"rank {rank}: {done.stdout[-500:]}\n{done.stderr[-3000:]}" for rank, done in enumerate(launched)]
+    assert all(done.returncode in (0, -signal.SIGKILL) for done in launched), "\n".join(told)
     assert not any(done.returncode for done in launched), f"over its limit: {[done.stderr for done in launched]}"
 
 

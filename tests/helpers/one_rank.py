@@ -26,6 +26,8 @@ from trl_replay import ReplayError
 
 LIMIT = 400
 """Seconds after which a case that has a process of its own counts as hanging, and the launch ends."""
+STUCK = 100
+"""Seconds after which such a case says where it is."""
 Case = Callable[[], Any]
 
 
@@ -112,45 +114,61 @@ def perform_apart(folder: Path, cases: Iterable[Any], wanted: Sequence[str], tim
     """Runs the cases of these names, or "all but" these, or all: in a process and a process group of its own, each.
 
     So one that breaks does not spoil the next. A collective waits for `timeout` seconds, or for those of the case,
-    where it is `(name, seconds, case)` instead of `(name, case)`. The store of all groups is kept by the process that
-    starts the cases, as torchrun keeps it. Nobody destroys a group: with gloo, where a peer has left, that can wait
-    for ever for a thread that waits for the interpreter's lock.
+    where it is `(name, seconds, case)` instead of `(name, case)`. The store of all groups is kept by a process of its
+    own: its server is a thread, and what is forked beside such a thread may wait for ever for a lock that it held.
+    Nobody destroys a group: with gloo, where a peer has left, that can wait for ever for a thread that waits for the
+    interpreter's lock.
     """
     torch.set_num_threads(1)
-    port, ranks = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
-    kept = dist.TCPStore("127.0.0.1", port, is_master=rank() == 0, wait_for_workers=False)
+    keeper = _keep_store() if rank() == 0 else 0
     for name, *seconds, case in cases:
         if wanted and (name in wanted) == (wanted[0] == "all but"):
             continue
         child = os.fork()
         if child == 0:
-            _one(
-                folder,
-                name,
-                seconds[0] if seconds else timeout,
-                case,
-                dist.TCPStore("127.0.0.1", port, is_master=False),
-            )
+            _one(folder, name, seconds[0] if seconds else timeout, case)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             write({"type": "killed"}, folder, name)
         elif status:
             sys.exit(f"case {name!r} ended with {status}")
-    kept.set(f"done/{rank()}", "1")
-    if rank() == 0:  # the store ends with it
-        kept.wait([f"done/{number}" for number in range(ranks)], timedelta(seconds=LIMIT))
+    _store().set(f"done/{rank()}", "1")
+    if keeper:
+        os.waitpid(keeper, 0)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _one(folder: Path, name: str, timeout: int, case: Case, store: dist.Store) -> NoReturn:
+def _store(**options: Any) -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False, **options)
+
+
+def _keep_store() -> int:
+    """A process that keeps the store of all ranks until they are done, or until this one has ended."""
+    parent = os.getpid()
+    keeper = os.fork()
+    if keeper:
+        return keeper
+    try:
+        kept = _store(is_master=True)
+        done = [f"done/{number}" for number in range(int(os.environ["WORLD_SIZE"]))]
+        while os.getppid() == parent and not kept.check(done):
+            time.sleep(0.1)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _one(folder: Path, name: str, timeout: int, case: Case) -> NoReturn:
     status = 1
     try:
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        signal.alarm(LIMIT)
+        faulthandler.dump_traceback_later(STUCK)
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore(name, store),
+            store=dist.PrefixStore(name, _store()),
             rank=rank(),
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=timedelta(seconds=timeout),
