@@ -1,0 +1,94 @@
+"""How forgiving is the learning rate? Accuracy at the end over it, stock and the preset, on a CPU.
+
+    python benchmarks/learning_rates.py            # trains what is left; several processes may share the queue
+    python benchmarks/learning_rates.py --left     # only prints which runs are left
+    python benchmarks/learning_rates.py --collect  # only appends whole runs of --out to benchmarks/results
+    python benchmarks/learning_rates.py --table    # only prints what there is
+
+The runs that the study made at its own rates (when_it_pays.py) are taken from its ledger, and are not run again. Arms,
+rates, and seeds are those of docs/evidence-ratio-plan.md, row 5; runs append to learning_rates.jsonl in --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import updates_per_batch
+import when_it_pays as study
+from when_it_pays import Run
+
+RESULTS = Path(__file__).parent / "results" / "learning_rates.jsonl"
+QUEUE = [
+    *((arm, rate) for rate in (3e-6, 1e-5, 3e-5, 1e-6) for arm in ("sample_efficient", "stock")),
+    *(("stock, KL 0.02", rate) for rate in (3e-6, 1e-5, 3e-5, 1e-6)),
+]
+"""Arms and rates on *products*, those first that matter most."""
+
+
+def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
+    """The runs that are whole, the study's and those of the curve."""
+    there = study.ledger(RESULTS, *paths)
+    return study.finished() | {run: of for run, of in there.items() if study.is_whole(study.TASKS[run.task], of[-1])}
+
+
+def left(path: Path) -> list[Run]:
+    """The runs of the queue that are not whole."""
+    done = finished(path)
+    runs = (Run("products", *what, seed) for what, seed in itertools.product(QUEUE, updates_per_batch.SEEDS))
+    return [run for run in runs if run not in done]
+
+
+def collect(path: Path) -> list[Run]:
+    """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
+    new = finished(path).keys() - finished().keys()
+    lines = (line for run, of in study.ledger(path).items() if run in new for line in of)
+    with RESULTS.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return sorted(new, key=lambda run: run.name)
+
+
+def work(path: Path) -> None:
+    """Trains what is left, one run after the other, until other processes have the rest."""
+    for run in left(path):
+        with study.claimed(run, path.parent) as is_mine:
+            if is_mine and run not in finished(path):
+                study.perform(run, study.TASKS[run.task], updates_per_batch.ARMS[run.arm], path)
+                print(f"{run.name}: done", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--left", action="store_true", help="only print which runs are left")
+    parser.add_argument("--collect", action="store_true", help="only append whole runs to benchmarks/results")
+    parser.add_argument("--table", action="store_true", help="only print what there is")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/learning_rates"), help="folder of model, claims, and ledger"
+    )
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "learning_rates.jsonl"
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    if options.left:
+        print("\n".join(run.name for run in left(path)))
+    elif options.collect:
+        print("\n".join(f"{run.name}: collected" for run in collect(path)))
+    elif options.table:
+        print("\n".join(updates_per_batch.curve(finished(path), "products")))
+    else:
+        os.nice(19)
+        work(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
