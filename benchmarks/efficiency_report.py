@@ -1,5 +1,5 @@
-"""The efficiency benchmark's tables and picture, from its records, for docs/evidence-defaults.md
-and docs/evidence-preset.md.
+"""The efficiency benchmark's tables and picture, from its records, for benchmarks/reports/efficiency.md
+and benchmarks/reports/preset.md.
 
 python benchmarks/efficiency_report.py benchmarks/results    # draws the picture anew, prints the tables as Markdown
 """

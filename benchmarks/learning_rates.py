@@ -6,7 +6,7 @@
     python benchmarks/learning_rates.py --table    # only prints what there is
 
 The runs that the study made at its own rates (when_it_pays.py) are taken from its ledger, and are not run again. Arms,
-rates, and seeds are those of docs/evidence-ratio-plan.md, row 5; runs append to learning_rates.jsonl in --out.
+rates, and seeds are those of plans/updates_per_batch.md, row 5; runs append to learning_rates.jsonl in --out.
 """
 
 from __future__ import annotations

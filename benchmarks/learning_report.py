@@ -210,7 +210,7 @@ def _draw_accuracies(axis: Any, result: dict[str, Any]) -> None:
 
 
 def overview(results: dict[str, Any]) -> list[str]:
-    """The rows of the table in docs/evidence.md, as Markdown."""
+    """The rows of the table in benchmarks/reports/learning.md, as Markdown."""
     rows = []
     for arm, plain in NAMES.items():
         name = "**replay**" if arm == "corrected" else plain

@@ -1,4 +1,4 @@
-"""The methods of papers, what they give on four tasks, and what of it holds, for docs/evidence-methods.md.
+"""The methods of papers, what they give on four tasks, and what of it holds, for benchmarks/reports/papers.md.
 
     python benchmarks/papers.py                               # all of it: hours on one core
     python benchmarks/papers.py --questions methods,age       # some of it

@@ -1,7 +1,7 @@
-"""Tables of benchmarks/papers.py for docs/evidence-methods.md, and the line of each card that says what was measured.
+"""Tables of benchmarks/papers.py for reports/papers.md, and the line of each card that says what was measured.
 
 python benchmarks/papers_report.py            # prints the tables of benchmarks/results/papers.json
-python benchmarks/papers_report.py --write    # puts them into docs/evidence-methods.md and the cards
+python benchmarks/papers_report.py --write    # puts them into benchmarks/reports/papers.md and the cards
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "papers.json"
-EVIDENCE = ROOT / "docs" / "evidence-methods.md"
+EVIDENCE = ROOT / "benchmarks" / "reports" / "papers.md"
 CARDS = {
     "trl-replay-papers": ROOT / "plugins" / "trl-replay-papers" / "src" / "trl_replay_papers",
     "trl-replay-curricula": ROOT / "plugins" / "trl-replay-curricula" / "src" / "trl_replay_curricula" / "cards",

@@ -1,4 +1,4 @@
-"""The real model's table and picture, from its records, for docs/evidence.md.
+"""The real model's table and picture, from its records, for benchmarks/reports/learning.md.
 
 python benchmarks/real_model_report.py benchmarks/results    # draws the picture anew, prints the table as Markdown
 """

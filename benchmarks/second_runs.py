@@ -1,6 +1,6 @@
 """How well does a second run learn from a first run's completions, generating one batch in all?
 
-    python benchmarks/second_runs.py            # the runs of docs/evidence-second-run.md: hours of a core
+    python benchmarks/second_runs.py            # the runs of benchmarks/reports/second_runs.md: hours of a core
     python benchmarks/second_runs.py --table    # only prints what there is, as on that page
 
 Tasks, model, and measures are those of when_it_pays.py, as is what must be installed. A first run is stock at the rate

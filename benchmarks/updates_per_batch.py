@@ -1,7 +1,7 @@
 """How many completions does replay save, with how many updates a batch, and at which learning rates?
 
     python benchmarks/updates_per_batch.py --screen   # the lists before training
-    python benchmarks/updates_per_batch.py            # the runs of docs/evidence-ratio-plan.md, in its order
+    python benchmarks/updates_per_batch.py            # the runs of benchmarks/plans/updates_per_batch.md, in its order
     python benchmarks/updates_per_batch.py --left     # only prints which runs are left, and how long they take
     python benchmarks/updates_per_batch.py --collect  # only appends whole runs of --out to benchmarks/results
     python benchmarks/updates_per_batch.py --table    # only prints what there is, and draws it in --out
@@ -253,7 +253,7 @@ def savings_of_preset(done: dict[Run, list[dict[str, Any]]], name: str) -> list[
 
 def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """Further rows of the study's headline, for the README."""
-    return [study.of_preset(f"{name}, on a GPU", TASKS[name], savings_of_preset(done, name)) for name in FIRST]
+    return [study.of_preset(f"{name}, GPU", TASKS[name], savings_of_preset(done, name)) for name in FIRST]
 
 
 def beside(done: dict[Run, list[dict[str, Any]]]) -> list[str]:

@@ -6,10 +6,10 @@
     python benchmarks/when_it_pays.py --screen    # pass rates at the start, and after some supervised steps
     python benchmarks/when_it_pays.py --pilots    # one seed of each arm at three rates: days of a core
     python benchmarks/when_it_pays.py             # the reported runs, at the rates that the pilots chose
-    python benchmarks/when_it_pays.py --table     # only prints what there is, as in docs/evidence-when.md
+    python benchmarks/when_it_pays.py --table     # only prints what there is, as in benchmarks/reports/when_it_pays.md
     python benchmarks/when_it_pays.py --pilots --tasks topics french    # these tasks alone
 
-docs/evidence-plan.md says which tasks, arms, rates, and seeds, in which order, and what is expected. Runs append to
+plans/when_it_pays.md says which tasks, arms, rates, and seeds, in which order, and what is expected. Runs append to
 when_it_pays.jsonl in --out, a line a measurement. A run that was cut off begins anew; one that is whole, there or in
 benchmarks/results, is not repeated. Several processes may work on one queue: each locks its run's file in --out.
 """
@@ -605,24 +605,24 @@ def savings_of(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, li
 
 def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """A row a task, as Markdown: what the preset saves, for the README."""
-    rows = ["| SmolLM2-135M | completions to stock's final accuracy | times fewer | final accuracy, stock → preset |"]
-    rows.append("|---|---|---|---|")
+    rows = ["| task | completions, preset / stock | times fewer | accuracy at the end |", "|---|---|---|---|"]
     for name in sorted(TASKS, key=lambda name: name not in AGAIN):
-        prompts = "a list that comes again" if name in AGAIN else "held-out prompts"
-        rows.append(of_preset(f"{name}: {prompts}", TASKS[name], savings_of(done, name)["sample_efficient"]))
+        told = f"{name}, {'a list' if name in AGAIN else 'new'}"
+        rows.append(of_preset(told, TASKS[name], savings_of(done, name)["sample_efficient"]))
     return rows
 
 
 def of_preset(told: str, task: Task, savings: list[completions.Saving]) -> str:
-    """A row of that table."""
+    """A row of that table: medians, the range of what is saved, and the mean ends of stock and of the preset."""
     ends = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
     there, stock = (
-        completions.median_and_range([task.batch * spent.generated for spent in of_arm])
+        completions.median_and_range([completions.middle([task.batch * spent.generated for spent in of_arm])])
         for of_arm in ([saving.arm for saving in savings], [saving.stock for saving in savings])
     )
     times = completions.times_fewer([saving.share for saving in savings])
-    cells = [f"{told}, {len(savings)} seeds", f"{there}; stock {stock}", times]
-    return f"| {' | '.join(cells)} | {ends[0]:.2f} → {ends[1]:.2f} |"
+    if times == "–":
+        times = f"on {sum(saving.share < 1 for saving in savings)} of {len(savings)} seeds"
+    return f"| {told} | {there} / {stock} | {times} | {ends[0]:.2f} → {ends[1]:.2f} |"
 
 
 def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:

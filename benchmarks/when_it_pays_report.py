@@ -1,4 +1,4 @@
-"""What tells beforehand whether replay pays: the rule of docs/evidence-plan.md, on tiny tasks and on a real model.
+"""What tells beforehand whether replay pays: the rule of plans/when_it_pays.md, on tiny tasks and on a real model.
 
     python benchmarks/when_it_pays_report.py           # draws results/completions.png, prints the table as Markdown
     python benchmarks/when_it_pays_report.py --stock   # stock's groups at the end of tiny tasks: 20 minutes of a core

@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["trl-replay"]
+#
+# [tool.uv.sources]
+# trl-replay = { path = ".." }  # a clone: there is no release yet
 # ///
 """An agent with a tool, several turns, and a reward at the end: stock GRPO and replay, one after the other.
 

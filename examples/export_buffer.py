@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["trl-replay"]
+#
+# [tool.uv.sources]
+# trl-replay = { path = ".." }  # a clone: there is no release yet
 # ///
 """Trains a tiny model with replay, exports the buffer to Parquet, and reads it back with `datasets`.
 

@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["trl-replay"]
+#
+# [tool.uv.sources]
+# trl-replay = { path = ".." }  # a clone: there is no release yet
 # ///
 """GRPO with a replay buffer: TRL's own training script (`trl grpo`) plus three lines.
 

@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["trl-replay"]
+#
+# [tool.uv.sources]
+# trl-replay = { path = ".." }  # a clone: there is no release yet
 # ///
 """GSM8K on one GPU: how many completions does stock GRPO's final accuracy take, with stock and with replay?
 

@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["trl-replay"]
+#
+# [tool.uv.sources]
+# trl-replay = { path = ".." }  # a clone: there is no release yet
 # ///
 """Trains a second time on the completions of a first run: 100 updates that generate one batch in all.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, REPORTS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "reports"
 
 
 @pytest.fixture(autouse=True)
@@ -39,21 +39,21 @@ def of_what_tells(report):
 
 
 TABLES = [
-    # pages, benchmark, and what makes tables of its results, each a list of lines
-    ("evidence", "learning_report", lambda report: [report.overview(results_of("learning"))]),
-    ("evidence", "real_model_report",
+    # reports or pages, benchmark, and what makes tables of its results, each a list of lines
+    ("learning", "learning_report", lambda report: [report.overview(results_of("learning"))]),
+    ("learning", "real_model_report",
      lambda report: [report.table(report.finished(report.records_of(RESULTS / "real_model.jsonl")))]),
-    ("evidence-defaults", "refill", of_refill),
-    ("evidence-methods", "papers_report", lambda report: report.tables(results_of("papers")).values()),
-    ("evidence-cost", "overhead", lambda bench: [bench.size_table(results_of("overhead_tables")["checks"])]),
-    ("evidence-cost", "long", lambda bench: [bench.table(results_of("long"))]),
-    ("asynchronous", "asynchronous", lambda bench: [bench.table(results_of("asynchronous"))]),
-    ("evidence-defaults evidence-preset howto/several-rewards", "efficiency_report",
+    ("efficiency", "refill", of_refill),
+    ("papers", "papers_report", lambda report: report.tables(results_of("papers")).values()),
+    ("costs", "overhead", lambda bench: [bench.size_table(results_of("overhead_tables")["checks"])]),
+    ("costs", "long", lambda bench: [bench.table(results_of("long"))]),
+    ("docs/asynchronous", "asynchronous", lambda bench: [bench.table(results_of("asynchronous"))]),
+    ("efficiency preset docs/howto/several-rewards", "efficiency_report",
      lambda report: report.tables(efficiency())),
-    ("evidence-when", "when_it_pays", lambda study: [study.to_the_goal(study.finished())]),
-    ("when-replay-pays", "when_it_pays_report", of_what_tells),
-    ("evidence-ratio", "updates_per_batch", of_updates),
-    ("evidence-second-run", "second_runs", lambda second: [second.table(second.finished(second.RESULTS))]),
+    ("when_it_pays", "when_it_pays", lambda study: [study.to_the_goal(study.finished())]),
+    ("docs/when-replay-pays", "when_it_pays_report", of_what_tells),
+    ("updates_per_batch", "updates_per_batch", of_updates),
+    ("second_runs", "second_runs", lambda second: [second.table(second.finished(second.RESULTS))]),
 ]  # fmt: skip
 
 
@@ -61,7 +61,8 @@ TABLES = [
 def test_what_a_benchmark_found_is_what_a_page_says(pages, benchmark, tables):
     made = list(tables(importlib.import_module(benchmark)))
     assert made
-    texts = [(ROOT / "docs" / f"{page}.md").read_text() for page in pages.split()]
+    folders = {True: ROOT, False: REPORTS}
+    texts = [(folders["/" in page] / f"{page}.md").read_text() for page in pages.split()]
     for table in made:
         told = "\n".join(table)
         assert any(told in text for text in texts), f"{pages} lacks this table, which benchmarks/{benchmark}.py prints"
@@ -81,7 +82,7 @@ def test_the_gain_on_addition_is_told_late_and_early():
     found = results_of("learning")["tasks"]["addition"]
     late = importlib.import_module("learning_report").difference(found["summary"]["corrected"])
     assert found["runs"][0]["rollouts"] == 32_000
-    page = (ROOT / "docs" / "evidence.md").read_text()
+    page = (REPORTS / "learning.md").read_text()
     assert f"**{late}**" in page
     assert f"after 12,800 completions it is {early}" in page
 
@@ -90,7 +91,7 @@ def test_what_the_pilots_of_the_real_model_showed_is_what_the_page_says():
     report = importlib.import_module("real_model_report")
     found = report.records_of(RESULTS / "real_model.jsonl")
     assert "stock" in report.finished(found)
-    page = (ROOT / "docs" / "evidence.md").read_text()
+    page = (REPORTS / "learning.md").read_text()
     rows = [row.strip("| ").split(" | ") for row in report.pilots(found)]
     accuracy = {(arm, rate): value for arm, rate, *_, value in rows[2:]}
     high, low = (accuracy[f"sample_efficient{beta}", "1e-05"] for beta in (" with beta=2", ""))
@@ -123,7 +124,7 @@ def test_what_replay_costs_on_a_gpu_is_what_the_pages_say():
     waiting, more = measured["synchronised"], []
     for timed in (waiting, measured["free running"]):
         more.append(timed["step with replay, ms"] - timed["stock step, ms"])
-    page = " ".join((ROOT / "docs" / "evidence-cost.md").read_text().split())
+    page = " ".join((REPORTS / "costs.md").read_text().split())
     step, inside = waiting["stock step, ms"], waiting["time in the seam, ms"]
     share = f"{inside / step:.0%}".replace("%", " %")
     assert f"takes {step:.0f} ms, and {inside:.0f} ms are spent in the seam, **{share}**" in page

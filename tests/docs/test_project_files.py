@@ -26,7 +26,12 @@ IN_REPOSITORY = re.compile(
 )
 PAGES = [
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md"))
+    for path in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("plugins/*/README.md"),
+        *ROOT.glob("benchmarks/*/*.md"),
+    )
 ]
 WIDTH = 119
 
@@ -118,6 +123,7 @@ def test_an_example_says_what_it_needs_so_that_uv_can_run_it(name):
     imported = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
     needed = imported - comes_along - {Path(script).stem for script in SCRIPTS}
     assert sorted(header["dependencies"]) == sorted({"trl-replay", *needed})
+    assert header["tool"]["uv"]["sources"] == {"trl-replay": {"path": ".."}}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -182,7 +188,7 @@ def test_the_source_distribution_holds_the_documentation_and_no_tests_and_its_de
         metadata = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO")
         assert metadata is not None
         description = metadata.read().decode()
-    pages = {page for page in PAGES if not page.startswith("plugins/")}
+    pages = {page for page in PAGES if not page.startswith(("plugins/", "benchmarks/"))}
     assert pages | {"LICENSE", "CITATION.cff", "pyproject.toml", "trl_replay/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests/", "plugins/"))]
     links = [link for link in re.findall(r"\]\(([^)]+)\)", description) if "//arxiv.org/" not in link]
@@ -190,7 +196,7 @@ def test_the_source_distribution_holds_the_documentation_and_no_tests_and_its_de
     for link in links:
         place = IN_REPOSITORY.match(link)
         assert place, f"{link} leads nowhere on a package index"
-        assert (ROOT / link[place.end() :]).exists(), link
+        assert (ROOT / link[place.end() :].partition("#")[0]).exists(), link
 
 
 def test_the_changes_that_mutants_makes_by_name_stand_in_the_code():

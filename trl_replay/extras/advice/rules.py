@@ -193,7 +193,7 @@ RULES = (
         COLLAPSED,
         "The policy has collapsed: every group is dead at the lowest reward, which was not so before, and completions "
         "hardly vary. Replay can't bring it back: go back to a checkpoint from before, with half the `learning_rate`.",
-        "evidence-defaults.md#all-tasks-one-table",
+        "evidence.md#tiny-models",
     ),
     Rule(
         "two completions",
@@ -222,7 +222,7 @@ RULES = (
         "sampling can help before these rewards differ. If completions fail, take easier prompts first, or explore "
         "more: a higher `temperature`, a larger `num_generations`. If they succeed, take harder prompts. If they are "
         "cut off and masked (`mask_truncated_completions`), raise `max_completion_length`.",
-        "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
+        "evidence.md#dynamic-sampling",
     ),
     Rule(
         "truncation",
@@ -243,7 +243,7 @@ RULES = (
         (Bound(ALL_RIGHT, least=0.5), Bound(HIGHEST, least=0.5)),
         "These prompts are solved, and replaying old successes teaches little. Take harder prompts, or leave solved "
         "ones out.",
-        "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
+        "evidence.md#dynamic-sampling",
         options=(
             Option(
                 '`replay_plugins=["skip_solved"]` (`pip install plugins/trl-replay-curricula`, in a clone)',
@@ -332,7 +332,7 @@ RULES = (
             OWN_SETTINGS,
         ),
         "The buffer evicts nearly all that it gets, and slots stay empty: raise `replay_buffer_size` (64 if not set).",
-        "evidence-methods.md#methods-of-papers",
+        "evidence.md#methods-of-papers",
     ),
     Rule(
         "dead groups stay",
@@ -344,7 +344,7 @@ RULES = (
             OWN_SETTINGS,
         ),
         "Dead groups are trained on although others are stored.",
-        "evidence.md#learning",
+        "evidence.md#tiny-models",
         options=(
             Option("`replay_max_fraction=1.0`", Given("replay_max_fraction", (1.0,))),
             Option("`replay_max_age=None`", Given("replay_max_age", (None,))),
@@ -356,7 +356,7 @@ RULES = (
         "no correction",
         (Bound(REPLACED, least=0.01), Given("replay_correction", ("none",)), OWN_SETTINGS),
         'Replayed rows count as if they were fresh. Set `replay_correction="ratio"`.',
-        "evidence-methods.md#methods-of-papers",
+        "evidence.md#methods-of-papers",
     ),
     Rule(
         "stale buffer",
@@ -368,7 +368,7 @@ RULES = (
         ),
         "Stored completions are too off-policy, and the reward does not rise: halve `learning_rate`. If that is not "
         "enough, change the correction.",
-        "evidence-methods.md#methods-of-papers",
+        "evidence.md#methods-of-papers",
         signs=(Bound(DRIFT, least=1.0), Bound(ESS, most=0.5), Bound(RATIO, most=0.8)),
         options=(Option('`replay_correction="topr"`', Given("replay_correction", ("topr",))),),
     ),
@@ -377,7 +377,7 @@ RULES = (
         (Bound(GATED, least=0.5), Given("replay_correction", ("imitation",), one_of=False)),
         'The correction masks what is replayed: set `replay_correction="sequence_mask"` (0.5 to 2) in the place of '
         'narrower limits, or `"ratio"`, the default.',
-        "evidence-defaults.md#all-tasks-one-table",
+        "evidence.md#tiny-models",
     ),
 )
 """All rules, in the order in which they are told."""
