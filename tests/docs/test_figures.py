@@ -51,7 +51,7 @@ TABLES = [
     ("efficiency preset docs/howto/several-rewards", "efficiency_report",
      lambda report: report.tables(efficiency())),
     ("when_it_pays", "when_it_pays", lambda study: [study.to_the_goal(study.finished())]),
-    ("docs/when-replay-pays", "when_it_pays_report", of_what_tells),
+    ("when_it_pays", "when_it_pays_report", of_what_tells),
     ("updates_per_batch", "updates_per_batch", of_updates),
     ("second_runs", "second_runs", lambda second: [second.table(second.finished(second.RESULTS))]),
 ]  # fmt: skip
