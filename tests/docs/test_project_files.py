@@ -30,7 +30,7 @@ PAGES = [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("plugins/*/README.md"),
-        *ROOT.glob("benchmarks/*/*.md"),
+        *ROOT.glob("benchmarks/**/*.md"),
     )
 ]
 WIDTH = 119
