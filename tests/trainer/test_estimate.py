@@ -65,25 +65,25 @@ def test_trls_own_log_bounds_all_wrong_and_all_right_where_rewards_are_0_and_1(r
     assert "67%" in printed
     assert "1 group in 3 " in printed
     assert "10% to 29%" in printed
-    assert "rewards were 0 and 1 alone" in printed.replace("\n", " ")
+    assert "if rewards are 0 or 1" in printed.replace("\n", " ")
 
 
 @pytest.mark.parametrize("deviation", [0.0, 0.3, 0.9])
 def test_rewards_that_are_not_0_and_1_are_not_told_apart(write_log, said, deviation):
     grades = {"reward": 0.4, "rewards/grade/mean": 0.4, "rewards/grade/std": deviation}
-    assert "not told" in said("estimate", write_log({"frac_reward_zero_std": 0.5, **grades}))
+    assert "not known" in said("estimate", write_log({"frac_reward_zero_std": 0.5, **grades}))
 
 
 @pytest.mark.parametrize(
     ("dead", "reward", "words"),
     [
         (0.1, 0.5, "Few groups are dead, so there is little to replace: leave replay out"),
-        (0.5, 0.25, "Fewer groups fail"),
+        (0.5, 0.25, "Replay gains most where more groups fail"),
         (0.97, 0.01, "Nearly all groups fail"),
-        (0.9, 0.3, "Fewer groups"),  # a fifth of the groups, at least, is all right
+        (0.9, 0.3, "Replay gains"),  # a fifth of the groups, at least, is all right
         (1.0, 0.0, "No group is live"),
         (0.8, 0.85, "These prompts are solved"),
-        (0.8, -1.0, "Fewer groups fail"),
+        (0.8, -1.0, "Replay gains most where more groups fail"),
         (0.9, -1.0, "Nearly all groups are dead"),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_file_of_metrics_is_read_where_no_checkpoint_was_saved(tmp_path, endin
     path.write_text(texts[ending])
     found = estimate(path)
     assert found.dead == 0.5
-    assert [advice.change[:12] for advice in found.advice] == ["Fewer groups"]
+    assert [advice.change[:12] for advice in found.advice] == ["Replay gains"]
 
 
 def test_where_there_is_no_log_it_is_said_how_to_make_one(tmp_path):
@@ -171,7 +171,7 @@ def test_106_empty_cells_of_a_table_are_no_values(tmp_path, write_log, said):
 @pytest.mark.parametrize(
     ("dead", "values", "words"),
     [
-        (0.9, {"reward": 4.5, "replay/highest_fraction": 0.4}, "Fewer groups fail than"),
+        (0.9, {"reward": 4.5, "replay/highest_fraction": 0.4}, "Replay gains most wher"),
         (0.9, {"reward": 4.5, "replay/highest_fraction": 0.0}, "Nearly all groups fail"),
         # of 12 groups, 11 are dead and fail, and the live one passes whole: it is no dead group that succeeds
         (
@@ -204,7 +204,7 @@ def test_settings_are_found_beside_a_trainers_state_and_where_none_are_it_is_sai
     trainer = make_trainer(run, Rewards([LIVE, DEAD, DEAD]), max_steps=16, save_strategy="steps", save_steps=16)
     trl_replay.attach(trainer, replay_correction="none", replay_start=0)
     trainer.train()
-    uncorrected, default = "Replayed rows count as if they were fresh", "by default settings"
+    uncorrected, default = "Replayed rows train as if they were fresh", "by default settings"
     found = estimate(run / "checkpoint-16" / "trainer_state.json")
     assert uncorrected in " ".join(advice.change for advice in found.advice)
     assert default not in found.about
@@ -276,13 +276,13 @@ def test_170_what_a_log_lacks_is_named(tmp_path, name, text, words):
     [
         (None, 0.86, "Nearly all groups fail"),
         (8, 0.86, "Nearly all groups fail"),
-        (8, 0.84, "Fewer groups fail"),
+        (8, 0.84, "Replay gains most where more groups fail"),
         (4, 0.93, "Nearly all groups fail"),  # 0.85 ** (4 / 8) = 0.922
-        (4, 0.91, "Fewer groups fail"),
+        (4, 0.91, "Replay gains most where more groups fail"),
         (16, 0.73, "Nearly all groups fail"),  # 0.85 ** 2 = 0.7225
-        (16, 0.71, "Fewer groups fail"),
-        (2, 0.97, "Of two completions"),  # 0.85 ** (2 / 8) = 0.9602
-        (2, 0.85, "Of two completions"),
+        (16, 0.71, "Replay gains most where more groups fail"),
+        (2, 0.97, "Two completions"),  # 0.85 ** (2 / 8) = 0.9602
+        (2, 0.85, "Two completions"),
     ],
 )
 def test_170_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(write_log, said, size, dead, words):
@@ -292,10 +292,10 @@ def test_170_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(write_log,
     found = estimate(path, size)
     assert found.advice[0].change.startswith(words)
     if size == 2:
-        rest = "Nearly all groups fail" if dead > 0.96 else "Fewer groups fail"
+        rest = "Nearly all groups fail" if dead > 0.96 else "Replay gains most where more groups fail"
         assert [advice.change[: len(rest)] for advice in found.advice[1:]] == [rest]
     given = [] if size is None else ["--num_generations", str(size)]
-    assert ("Groups are taken for 8 completions each" in said("estimate", path, *given)) == (size is None)
+    assert ("assumes 8 completions per group" in said("estimate", path, *given)) == (size is None)
 
 
 def test_170_a_checkpoint_and_a_session_know_how_many_completions_a_group_has(tmp_path, said):
@@ -306,9 +306,9 @@ def test_170_a_checkpoint_and_a_session_know_how_many_completions_a_group_has(tm
     trainer.train()
     found = estimate(tmp_path)
     assert found.num_generations == 2
-    assert found.advice[0].change.startswith("Of two completions")
+    assert found.advice[0].change.startswith("Two completions")
     advice = session.explain().partition("what to change")[2].splitlines()
-    assert "Of two completions" in advice[0]
+    assert "Two completions" in advice[0]
     said("estimate", tmp_path, "--num_generations", 1, fails=True)
 
 

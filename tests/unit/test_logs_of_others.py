@@ -79,7 +79,7 @@ def table(entries):
 FORMS = [state, printed, printed_as_texts, swift, table]
 RUNS = {
     "healthy": (healthy, "Few groups are dead, so there is little to replace: leave replay out.", 0.125),
-    "dead": (dead, "Nearly all groups fail, although some were live.", 1 - 1 / 128),
+    "dead": (dead, "Nearly all groups fail, but some were live.", 1 - 1 / 128),
     "collapsed": (collapsed, "The policy has collapsed", 0.625),
 }
 

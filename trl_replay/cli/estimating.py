@@ -69,11 +69,11 @@ def _notes(found: Estimate) -> list[str]:
     notes = [SCALED_BY_BATCH] if found.dead < LITTLE_DEAD else []
     if found.all_wrong is None or found.all_wrong[0] != found.all_wrong[1]:
         notes.append(
-            "All wrong and all right: told where rewards were 0 and 1 alone and each step was logged "
+            "All wrong and all right are known only if rewards are 0 or 1 and every step is logged "
             "(logging_steps=1). A run with replay counts them."
         )
     if found.advice and found.num_generations is None:
-        notes.append("Groups are taken for 8 completions each: if they have others, give --num_generations.")
+        notes.append("This assumes 8 completions per group. If yours differ, give --num_generations.")
     return notes
 
 
@@ -92,7 +92,7 @@ def _percent(share: float) -> str:
 def _between(bounds: Bounds | None) -> str:
     """A share, or between which two it lies."""
     if bounds is None:
-        return "not told"
+        return "not known"
     least, greatest = map(_percent, bounds)
     return least if least == greatest else f"{least} to {greatest}"
 

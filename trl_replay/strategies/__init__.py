@@ -36,7 +36,7 @@ trains on groups newly drawn from the buffer. A KL term on prompts that no compl
 reference there.
 
 It needs two settings of GRPOConfig. A pretrained model was measured with `num_iterations=2` and `beta=0.1`: 4 saved no
-more, and a `beta` of 2.0 held it back. Tiny models without prior knowledge take 5 and 2.0. docs/evidence.md has the measurements.
+more, and a `beta` of 2.0 held it back. Tiny models without prior knowledge take 5 and 2.0 (docs/evidence.md).
 """
 
 SECOND_RUN = """\

@@ -171,12 +171,12 @@ FALL_ERRORS = 6.0
 OWN_SETTINGS = Given("replay_preset", (None,))
 """No preset has chosen them."""
 COUNT_FIRST = Option(
-    "`replay_dry_run=True`, which counts first what it would replace, also where completions are cut off and masked "
+    "`replay_dry_run=True` to count what replay would replace, also where completions are cut off and masked "
     "(`mask_truncated_completions`)",
     Given("replay_dry_run", (True,)),
 )
 LIST_AGAIN = Option(
-    '`replay_preset="sample_efficient"` where a list of prompts comes again and completions are what costs, with '
+    '`replay_preset="sample_efficient"` if a list of prompts comes again and completions are what costs, with '
     "`num_iterations=2` and `beta=0.1` on a pretrained model",
     Given("replay_preset", (None,), one_of=False),
 )
@@ -191,22 +191,22 @@ RULES = (
     Rule(
         "collapse",
         COLLAPSED,
-        "The policy has collapsed: every group is dead at the lowest reward, which was not so before, and completions "
-        "hardly vary. Replay can't bring it back: go back to a checkpoint from before, with half the `learning_rate`.",
+        "The policy has collapsed: every group now gets the lowest reward, and completions hardly vary. Replay can't "
+        "undo that. Go back to an earlier checkpoint, with half the `learning_rate`.",
         "evidence.md#tiny-models",
     ),
     Rule(
         "two completions",
         (Bound(GENERATIONS, least=1, most=2), Bound(DEAD_EXACT, least=0.5)),
-        "Of two completions that pass or fail, both do in half of the groups or more, however good the policy: raise "
+        "Two completions that pass or fail agree in at least half of the groups, however good the policy is. Raise "
         "`num_generations` before you judge anything else, replay included.",
         "when-replay-pays.md#the-rule",
     ),
     Rule(
         "fallen reward",
         (Bound(EARNED, most=0.5),),
-        "The mean reward fell below half of its best. Unless prompts became harder, halve the `learning_rate` before "
-        "you judge anything else, replay included.",
+        "The mean reward fell below half of its best. Unless the prompts became harder, halve the `learning_rate` "
+        "before you judge anything else, replay included.",
         "when-replay-pays.md#before-you-compare",
     ),
     Rule(
@@ -218,24 +218,23 @@ RULES = (
             Bound(UNTRAINED, most=0.1),
             Bound(NO_REWARD, most=0.25),
         ),
-        "No group is live, by `replay_reward` if it is set, and nothing is stored: neither replay nor dynamic "
-        "sampling can help before these rewards differ. If completions fail, take easier prompts first, or explore "
-        "more: a higher `temperature`, a larger `num_generations`. If they succeed, take harder prompts. If they are "
-        "cut off and masked (`mask_truncated_completions`), raise `max_completion_length`.",
+        "No group is live (by `replay_reward` if it is set), so nothing is stored. Neither replay nor dynamic "
+        "sampling can help before rewards differ within a group. If completions fail, start with easier prompts, or "
+        "explore more: a higher `temperature`, a larger `num_generations`. If they succeed, take harder prompts. If "
+        "they are cut off and masked (`mask_truncated_completions`), raise `max_completion_length`.",
         "evidence.md#dynamic-sampling",
     ),
     Rule(
         "truncation",
         (Bound(UNTRAINED, least=0.1), Bound(CLIPPED, least=0.3)),
-        "Rewards differ in these groups, and no row with an advantage trains a token: completions that are cut off "
+        "Rewards differ in these groups, but no row with an advantage trains a token: completions that are cut off "
         "are masked. Raise `max_completion_length`, or set `mask_truncated_completions=False`.",
         "architecture.md#which-groups-are-dead",
     ),
     Rule(
         "no reward",
         (Bound(NO_REWARD, least=0.25),),
-        "No reward function scored these completions (all returned None): they train nothing. Look at why before "
-        "anything else.",
+        "No reward function scored these completions (all returned None), so they train nothing. Find out why first.",
         "compatibility.md#rollouts-that-failed",
     ),
     Rule(
@@ -258,29 +257,29 @@ RULES = (
     Rule(
         "dead function",
         (Bound(OF_FUNCTION, least=0.5), Bound(SUM_THERE, most=0.5)),
-        "Groups count as live because the sum of the rewards differs, also where NAME does not. If that is the "
-        "function that you train for, give its name: `replay_reward`.",
+        "Groups count as live if the sum of the rewards differs, even where NAME does not. If that is what you train "
+        "for, set `replay_reward` to its name.",
         "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
         "silent function",
         (Bound(SILENT, least=1.0), Bound(DEAD_EXACT, most=0.95)),
-        "In no group did NAME pay anything, so it trains nothing. If that is the function that you train for, take "
-        "easier prompts or a teacher's completions first, then give its name: `replay_reward`.",
+        "NAME never paid anything, so it trains nothing. If that is what you train for, first take easier prompts or "
+        "a teacher's completions, then set `replay_reward` to its name.",
         "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
         "steps without a reward",
         (Bound(UNSCORED, least=0.1), Given("use_replay", (False,))),
         "The log has no reward for these steps: no function scored some rows, and TRL's share of dead groups leaves "
-        "theirs out. Look at why; `replay_dry_run=True` counts these groups.",
+        "them out. Find out why; `replay_dry_run=True` counts these groups.",
         "compatibility.md#rollouts-that-failed",
     ),
     Rule(
         "sum alone",
         (Bound(FUNCTIONS, least=2.0), Bound(DEAD_EXACT, most=0.5), Given("use_replay", (False,))),
-        "This log has dead groups by the sum of the rewards: a function may be dead where the sum differs. "
-        "`replay_dry_run=True` logs the share of each.",
+        "This log counts dead groups by the sum of the rewards, so one function may be dead where the sum is not. "
+        "`replay_dry_run=True` logs the share for each function.",
         "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
@@ -298,15 +297,15 @@ RULES = (
     Rule(
         "stuck",
         (*HARDLY_LIVE, Given(TOLD_APART, (True,))),
-        "Nearly all groups fail, although some were live. Use replay: runs like this gain most from it.",
+        "Nearly all groups fail, but some were live. Use replay: runs like this gain most from it.",
         "when-replay-pays.md#the-rule",
         options=(COUNT_FIRST,),
     ),
     Rule(
         "dead, right or wrong",
         (*HARDLY_LIVE, Given(TOLD_APART, (False,))),
-        "Nearly all groups are dead, although some were live, and this log does not tell whether they fail or "
-        "succeed. If they fail, use replay: runs like this gain most from it. If they succeed, take harder prompts. "
+        "Nearly all groups are dead, but some were live. This log does not tell whether they fail or succeed. If "
+        "they fail, use replay: runs like this gain most from it. If they succeed, take harder prompts. "
         "`replay_dry_run=True` counts both.",
         "when-replay-pays.md#the-rule",
     ),
@@ -318,7 +317,7 @@ RULES = (
             Bound(ALL_RIGHT, most=0.5),
             *TAUGHT_WITHOUT_REPLAY,
         ),
-        "Fewer groups fail than where replay gains most: tune `learning_rate` first, and expect little of replay's "
+        "Replay gains most where more groups fail. Tune `learning_rate` first, and expect little of replay's "
         "defaults.",
         "when-replay-pays.md#the-rule",
         options=(COUNT_FIRST, LIST_AGAIN),
@@ -331,7 +330,7 @@ RULES = (
             Bound("replay_buffer_size", least=1.0, most=16.0),
             OWN_SETTINGS,
         ),
-        "The buffer evicts nearly all that it gets, and slots stay empty: raise `replay_buffer_size` (64 if not set).",
+        "The buffer evicts nearly all that it stores, and slots stay empty: raise `replay_buffer_size` (default: 64).",
         "evidence.md#methods-of-papers",
     ),
     Rule(
@@ -343,7 +342,7 @@ RULES = (
             Given("replay_unfilled", ("mask", "exclude"), one_of=False),
             OWN_SETTINGS,
         ),
-        "Dead groups are trained on although others are stored.",
+        "Dead groups are trained on although the buffer has groups that could replace them.",
         "evidence.md#tiny-models",
         options=(
             Option("`replay_max_fraction=1.0`", Given("replay_max_fraction", (1.0,))),
@@ -355,7 +354,7 @@ RULES = (
     Rule(
         "no correction",
         (Bound(REPLACED, least=0.01), Given("replay_correction", ("none",)), OWN_SETTINGS),
-        'Replayed rows count as if they were fresh. Set `replay_correction="ratio"`.',
+        'Replayed rows train as if they were fresh. Set `replay_correction="ratio"`.',
         "evidence.md#methods-of-papers",
     ),
     Rule(
@@ -375,8 +374,8 @@ RULES = (
     Rule(
         "masked rows",
         (Bound(GATED, least=0.5), Given("replay_correction", ("imitation",), one_of=False)),
-        'The correction masks what is replayed: set `replay_correction="sequence_mask"` (0.5 to 2) in the place of '
-        'narrower limits, or `"ratio"`, the default.',
+        'The correction masks at least half of the replayed rows. Set `replay_correction="sequence_mask"` (0.5 to 2) '
+        'instead of narrower limits, or `"ratio"`, the default.',
         "evidence.md#tiny-models",
     ),
 )
