@@ -11,7 +11,7 @@ GENERATED = re.compile(r"^<!-- ([\w: ]+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE |
 WRITTEN = {path.relative_to(DOCS).as_posix(): GENERATED.sub("", path.read_text()) for path in PAGES}
 WORDS = {page: len(re.findall(r"\S*\w\S*", text)) for page, text in WRITTEN.items()}
 """With a letter or a digit: the borders of tables are none. What is generated is not counted."""
-IN_ALL = 35_500
+IN_ALL = 25_500
 A_PAGE = 1_500
 REFERENCE = {"compatibility.md", "hooks.md", "metrics.md", "reference/settings.md", "reference/strategies.md"}
 """Pages to look things up in."""
