@@ -122,6 +122,7 @@ COLLAPSE = {"stock": (3e-6, 6e-6), "sample_efficient": (1e-5, 2e-5), "stock, 2 u
 CURVE = {"french": (8e-5, 4e-5, 2e-5, 1e-5, 5e-6), "products": (3e-5, 1e-5, 3e-6, 1e-6)}
 CURVE_ARMS = ("stock", "sample_efficient", "stock, KL 0.02", "stock, 2 updates", "stock, KL 0.1")
 SEEDS = (0, 1, 2)
+MISSING = "–"
 MINUTES = {"french": 6, "products": 7, "products, 40 passes": 35} | dict.fromkeys(LISTS, 10)
 """Of a core, for a run of stock; those of the lists are guessed."""
 
@@ -272,11 +273,14 @@ def beside(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
 
 
 def curve(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
-    """A row an arm, as Markdown: by rate, the mean accuracy at the end, and how many runs collapsed."""
+    """A row an arm that is whole at a rate, as Markdown: by rate, the mean accuracy at the end, and how many runs
+    collapsed."""
     rates = CURVE[task][::-1]
     rows = [f"| {task} | {' | '.join(f'{rate:g}' for rate in rates)} |", f"|{'---|' * (len(rates) + 1)}"]
     for arm in CURVE_ARMS:
-        rows.append(f"| {arm} | {' | '.join(_ends(done, task, arm, rate)[1] for rate in rates)} |")
+        ends = [_ends(done, task, arm, rate)[1] for rate in rates]
+        if set(ends) != {MISSING}:
+            rows.append(f"| {arm} | {' | '.join(ends)} |")
     return rows
 
 
@@ -289,10 +293,10 @@ def collapses(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
 
 
 def _ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, rate: float) -> tuple[str, str]:
-    """The best, and the end and what collapsed; while seeds are missing, how many there are."""
+    """The best, and the end and what collapsed; dashes while seeds are missing."""
     there = [run for seed in SEEDS if (run := Run(task, arm, rate, seed)) in done]
     if len(there) < len(SEEDS):
-        return (f"{len(there)} of {len(SEEDS)} seeds",) * 2
+        return MISSING, MISSING
     values = [[line["sampled"] for line in done[run] if "sampled" in line] for run in there]
     collapsed = sum(of_run[-1] < max(of_run) / 2 for of_run in values)
     best, end = np.mean([(max(of_run), of_run[-1]) for of_run in values], axis=0)

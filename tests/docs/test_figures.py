@@ -26,7 +26,7 @@ def efficiency():
 
 def of_updates(ratio):
     done = ratio.finished()
-    return [ratio.to_the_goal(done)[2:], ratio.beside(done), ratio.curve(done, "french")[:3]]
+    return [ratio.to_the_goal(done)[2:], ratio.beside(done), ratio.curve(done, "french")]
 
 
 def of_refill(refill):
