@@ -82,6 +82,7 @@ def test_rewards_that_are_not_0_and_1_are_not_told_apart(write_log, said, deviat
         (0.97, 0.01, "Nearly all groups fail"),
         (0.9, 0.3, "Replay gains"),  # a fifth of the groups, at least, is all right
         (1.0, 0.0, "No group is live"),
+        (1.0, 1.0, "These prompts are solved"),
         (0.8, 0.85, "These prompts are solved"),
         (0.8, -1.0, "Replay gains most where more groups fail"),
         (0.9, -1.0, "Nearly all groups are dead"),
@@ -145,7 +146,7 @@ def test_87_a_stock_run_is_told_where_its_log_cannot_count_dead_groups(tmp_path,
     trainer.train()
     assert estimate(tmp_path).dead < 0.1
     told = " ".join(said("estimate", tmp_path).split())
-    assert "With scale_rewards='batch'" in told
+    assert "If you set scale_rewards='batch'" in told
     assert "run with replay_dry_run=True, which does" in told
 
 
@@ -312,13 +313,36 @@ def test_170_a_checkpoint_and_a_session_know_how_many_completions_a_group_has(tm
     said("estimate", tmp_path, "--num_generations", 1, fails=True)
 
 
+def test_a_reward_function_that_never_paid_is_named_from_trls_own_log():
+    rewards = {"reward": 0.4, "rewards/right/mean": 0.4, "rewards/right/std": 0.49}
+    silent = {"rewards/format/mean": 0.0, "rewards/format/std": 0.0}
+    log = [{"step": step, "frac_reward_zero_std": 0.3, **rewards, **silent} for step in range(1, 13)]
+    first = advise(log, ReplayConfig().to_dict())[1][0].change
+    assert first.startswith("'format' never paid anything, so it trains nothing.")
+    paid_once = [{**log[0], "rewards/format/mean": 0.1, "rewards/format/std": 0.3}, *log[1:]]
+    assert not any("never paid" in advice.change for advice in advise(paid_once, ReplayConfig().to_dict())[1])
+
+
+def test_a_policy_that_became_deterministic_is_told_before_all_else():
+    """Half of its prompts pass and half fail, each in every completion: nothing is left to replay for."""
+    log = []
+    for step in range(1, 61):
+        dead, entropy = (0.3, 0.8) if step < 31 else (1.0, 0.01)
+        reward = {"reward": 0.4, "rewards/right/mean": 0.4, "rewards/right/std": 0.4899}
+        log.append({"step": step, "frac_reward_zero_std": dead, "entropy": entropy, **reward})
+    found = advise(log, ReplayConfig().to_dict())[1]
+    assert [advice.change.partition(",")[0] for advice in found] == ["No group is live any more"]
+    varied = [{**entry, "entropy": 0.5} for entry in log]
+    assert not any("any more" in advice.change for advice in advise(varied, ReplayConfig().to_dict())[1])
+
+
 def test_too_short_a_log_is_not_told_that_there_is_nothing_to_change(tmp_path, write_log, said):
     path = write_log({"frac_reward_zero_std": 0.996, "reward": 0.1}, 7)
     told = said("estimate", path)
     assert "Nothing to change" not in told
-    assert "oo early to tell (fewer than 8 steps were logged)" in told
+    assert "7 steps were logged, and 8 are needed, best with logging_steps=1" in told
     assert "99.6%" in told, "not 100 %, and 250 times the live groups"
     said("report", path)
     page = (tmp_path / "report.html").read_text()
-    assert "oo early to tell (fewer than 8 steps were logged)" in page
+    assert "7 steps were logged, and 8 are needed, best with logging_steps=1" in page
     assert "Nothing, as far as" not in page

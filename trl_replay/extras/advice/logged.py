@@ -22,8 +22,8 @@ ROLLOUTS = "replay/rollouts"
 COUNTED_STEP = "step (counted)"
 """In entries of a log that names no steps: theirs are their numbers."""
 SCALED_BY_BATCH = (
-    "With scale_rewards='batch' or multi_objective_aggregation='normalize_then_sum', TRL's frac_reward_zero_std does "
-    "not count dead groups, and this log can't tell them: run with replay_dry_run=True, which does."
+    "If you set scale_rewards='batch' or multi_objective_aggregation='normalize_then_sum', TRL's frac_reward_zero_std "
+    "does not count dead groups: run with replay_dry_run=True, which does."
 )
 """What a log of TRL's alone does not tell, if it has few dead groups."""
 LITTLE_DEAD = 0.2
@@ -89,8 +89,8 @@ def mean(log: Log, key: str) -> float | None:
 
 def pays_0_or_1(log: Log) -> bool:
     """Tell whether every reward of a log of TRL's was 0 or 1, of one function: its mean and deviation show it, unless
-    an entry averages several batches."""
-    varied = False
+    an entry averages several batches. One that was 1, or 0, throughout counts as well."""
+    rewards = list[float]()
     for entry in log:
         reward = entry.get("reward")
         means = [name for name in entry if name.startswith("rewards/") and name.endswith("/mean")]
@@ -100,8 +100,8 @@ def pays_0_or_1(log: Log) -> bool:
         variance = reward * (1 - reward)
         if abs(entry[means[0]] - reward) > TINY or not -TINY <= deviation**2 - variance <= variance + TINY:
             return False
-        varied |= 0 < reward < 1
-    return varied
+        rewards.append(reward)
+    return any(0 < reward < 1 for reward in rewards) or len({round(reward) for reward in rewards}) == 1
 
 
 def dead_bounds(dead: float, reward: float) -> tuple[Bounds, Bounds]:

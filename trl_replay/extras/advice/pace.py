@@ -16,28 +16,36 @@ ABOUT = 0.08
 """How far a share may be from the fraction that names it, relative to it."""
 
 
-def cost_of(passes: float, updates: int = 2) -> tuple[float, float]:
+FORWARD = 1 / 3
+"""A forward pass without gradients, in training passes."""
+
+
+def cost_of(passes: float, updates: int = 2, forwards: int = 0) -> tuple[float, float]:
     """Return how many times the time of one update a batch several cost, and the share of the completions that they
     must save to pay.
 
-    A batch takes `passes` + 1 passes with one update, and `passes` + `updates` with several.
+    A batch takes `passes` + 1 passes with one update, and `passes` + `updates` with several, and a third of a pass for
+    each further forward pass.
 
     Args:
         passes (`float`): Time of generating a batch, in passes of training over it.
         updates (`int`): Updates that train on it, one pass each.
+        forwards (`int`): Forward passes over it that one update does not need.
     """
-    one, several = passes + 1, passes + updates
+    one, several = passes + 1, passes + updates + forwards * FORWARD
     return several / one, 1 - one / several
 
 
 def in_words(passes: float, updates: int = 2, unit: str = "updates a batch") -> str:
     """Return the same as a sentence."""
     times, saved = cost_of(passes, updates)
+    most, saved_at_most = cost_of(passes, updates, forwards=2)
     told = f"{passes:.2g}" if passes < 99.5 else f"{passes:.0f}"
     several = f"{NUMBERS.get(updates, updates)} {unit}"
     return (
         f"generation takes {told} training passes: {several} cost {times:.2g} times the time; they pay if they "
-        f"save {_share(saved)} of the completions"
+        f"save {_share(saved)} of the completions ({most:.2g} times, and {_share(saved_at_most)}, with old log-probs "
+        "and a reference model)"
     )
 
 

@@ -58,8 +58,9 @@ class Bound(NamedTuple):
         return f"`{self.metric}` {' and '.join(words for words, told in (least, most) if told)}"
 
     def measured(self, facts: Facts) -> str:
-        """Describe the value and its bound."""
-        return f"{self.metric} = {facts[self.metric]:.2g} ({str(self).rpartition('` ')[2]})"
+        """Describe the value and its bound. Without replay, TRL's own metric tells the dead groups."""
+        name = DEAD if self.metric == DEAD_EXACT and facts.get("use_replay") is False else self.metric
+        return f"{name} = {facts[self.metric]:.2g} ({str(self).rpartition('` ')[2]})"
 
 
 class Given(NamedTuple):
@@ -148,7 +149,7 @@ GENERATIONS, USUAL_SIZE = "num_generations", 8
 WAS_LIVE = "steps with a live group"
 SILENT = "reward functions that never paid"
 UNSCORED = "steps without a reward"
-UNSOLVED = "failing groups of 8, at most"
+UNSOLVED = "share of groups that fail, of 8"
 """Of another size those that would fail of 8 completions, at the same pass rate."""
 TOLD_APART = "dead groups told apart"
 """The log tells those that succeed from those that fail."""
@@ -194,6 +195,20 @@ RULES = (
         "The policy has collapsed: every group now gets the lowest reward, and completions hardly vary. Replay can't "
         "undo that. Go back to an earlier checkpoint, with half the `learning_rate`.",
         "evidence.md#tiny-models",
+    ),
+    Rule(
+        "deterministic",
+        (
+            Bound(DEAD_EXACT, least=0.99),
+            Bound(ENTROPY, most=0.1),
+            Bound(WAS_LIVE, least=1.0),
+            Bound(ALL_RIGHT, most=0.5),
+            Given(TOLD_APART, (True,)),
+        ),
+        "No group is live any more, and completions hardly vary: the policy has become deterministic before it solved "
+        "the prompts. Replay can't bring variety back. Go back to an earlier checkpoint, with half the "
+        "`learning_rate`, or a higher `temperature`.",
+        "when-replay-pays.md#before-you-compare",
     ),
     Rule(
         "two completions",
@@ -297,7 +312,8 @@ RULES = (
     Rule(
         "stuck",
         (*HARDLY_LIVE, Given(TOLD_APART, (True,))),
-        "Nearly all groups fail, but some were live. Use replay: runs like this gain most from it.",
+        "Nearly all groups fail, but some were live. Use replay: toy tasks like this gained most from it, and most of "
+        'all with `replay_preset="sample_efficient"`. No run of a pretrained model was stuck like this.',
         "when-replay-pays.md#the-rule",
         options=(COUNT_FIRST,),
     ),
@@ -305,7 +321,7 @@ RULES = (
         "dead, right or wrong",
         (*HARDLY_LIVE, Given(TOLD_APART, (False,))),
         "Nearly all groups are dead, but some were live. This log does not tell whether they fail or succeed. If "
-        "they fail, use replay: runs like this gain most from it. If they succeed, take harder prompts. "
+        "they fail, use replay: toy tasks like this gained most from it. If they succeed, take harder prompts. "
         "`replay_dry_run=True` counts both.",
         "when-replay-pays.md#the-rule",
     ),
@@ -460,6 +476,8 @@ def _of_functions(functions: Sequence[str], entries: Log, last: Log) -> dict[str
         metric = OF_FUNCTION.replace(NAME, name)
         share, of_all, paid = mean(last, metric), mean(entries, metric), mean(last, f"rewards/{name}/mean")
         live = mean(last, LIVE_WITHOUT.replace(NAME, name))
+        if share is None and _never_paid(entries, name):
+            silent.append(name)
         if share is None or live is None or of_all is None or share < 0.5:
             continue
         pays = paid is None or paid > TINY
@@ -472,6 +490,12 @@ def _of_functions(functions: Sequence[str], entries: Log, last: Log) -> dict[str
         most, of_sum = map(max, zip(*apart.values(), strict=True))
         return {OF_FUNCTION: most, SUM_THERE: of_sum, NAME: " or ".join(map(repr, apart))}
     return {SILENT: len(silent), NAME: " or ".join(map(repr, silent))} if silent else {}
+
+
+def _never_paid(entries: Log, name: str) -> bool:
+    """Tell whether a reward function gave 0 to every completion of a log of TRL's."""
+    told = [numbers(entries, f"rewards/{name}/{statistic}") for statistic in ("mean", "std")]
+    return all(len(values) == len(entries) and max(map(abs, values)) <= TINY for values in told)
 
 
 def _unscored(last: Log) -> float:
@@ -540,10 +564,10 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
     """
     last, facts = facts_of(log, settings)
     if not last:
-        return f"fewer than {FEWEST} steps were logged", []
+        return f"{len(steps(log))} steps were logged, and {FEWEST} are needed", []
     about = f"logged steps {last[0]:g} to {last[-1]:g}"
     applying = [rule for rule in RULES if rule.applies(facts)]
-    if applying and applying[0].name == "collapse":
+    if applying and applying[0].name in ("collapse", "deterministic"):
         applying = applying[:1]  # nothing else helps before
     return about, [rule.words(facts) for rule in applying]
 
@@ -600,7 +624,7 @@ def nothing(about: str, came_to: Outcome | None) -> str:
     if came_to is not None and came_to.generated_once:
         return _by_evaluations(came_to)
     if not about.startswith("logged"):
-        return f"too early to tell ({about})"
+        return f"not known yet: {about}, best with logging_steps=1"
     if came_to is None or came_to.steps < FEWEST_TO_FALL:
         return f"nothing, by {about}"
     best, last = came_to.best, came_to.last
