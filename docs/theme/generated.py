@@ -186,7 +186,7 @@ def _method(preset: Preset) -> str:
     install = (
         ""
         if preset.name not in METHODS
-        else f"After `pip install plugins/{_distribution(preset.name)}`, in a clone:\n\n"
+        else f"After `pip install plugins/trl-replay-curricula plugins/{_distribution(preset.name)}`, in a clone:\n\n"
     )
     use = f'```python\ntrl_replay.attach(trainer, replay_preset="{preset.name}")\n```\n'
     sets = f"Sets {_sets(preset)}. What you set yourself keeps your value."

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,14 @@ def test_what_replay_costs_on_a_gpu_is_what_the_pages_say():
     assert [round(each, -1) for each in more] == [30, 40]
     assert measured["forwards added"] == 0
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"{inside:.0f} ms on an H200, {share} of a step of {step:.0f} ms" in readme
+    shares = [f"{ms / step:.0%}".removesuffix("%") for ms in more]
+    assert f"30 to 40 ms longer on an H200: {shares[0]} to {shares[1]} % of {step:.0f} ms" in readme
+    checks = {check["name"]: check["detail"] for check in results_of("overhead")["checks"]}
+    found = re.search(
+        r"of (\d+) ms stock \((\d+) ms with replay\)", checks["time in the seam / stock step without generation"]
+    )
+    assert found
+    assert f"took {int(found[2]) / int(found[1]) - 1:.0%}".removesuffix("%") + " % longer on a CPU" in readme
 
 
 def test_a_dry_run_on_a_gpu_logged_what_stock_did():
@@ -178,6 +186,9 @@ def test_what_the_readme_says_of_the_preset_and_of_the_defaults_was_measured():
     ]
     shares = [saving.share for _, saving in savings]
     assert f"with {1 / np.median(shares):.1f} times fewer completions: the median of {len(shares)} runs" in readme
+    of_new = [study.savings_of(done, task)["sample_efficient"] for task in study.TASKS if task not in study.AGAIN]
+    shares += [saving.share for savings_of_task in of_new for saving in savings_of_task]
+    assert f"Over all {len(shares)} runs of the table, the median is {1 / np.median(shares):.1f}." in readme
     gaps = [(each.stock.generated - each.arm.generated) / task.accuracy_every for task, each in savings]
     assert sum(np.isinf(gap) for gap in gaps) == 1, "never"
     assert sum(0 <= gap < 1 for gap in gaps) == 3, "less than from one measurement to the next"
@@ -190,6 +201,19 @@ def test_what_the_readme_says_of_the_preset_and_of_the_defaults_was_measured():
     )
     assert [dot.saves for dot in of_defaults.values() if dot.is_real] == [False] * 5
     assert "on none of five tasks did they save completions on every seed" in readme
+
+
+def test_the_run_that_the_readme_asks_about_is_stocks_first_one_on_chain_sum(tmp_path, said):
+    lines = [json.loads(line) for line in (RESULTS / "real_model.jsonl").read_text().splitlines()]
+    run = [line for line in lines if (line["arm"], line["rate"], line["seed"]) == ("stock", 1e-05, 0)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"step": line["batch"], **line}) + "\n" for line in run))
+    printed = " ".join(said("estimate", log).split())
+    block = (ROOT / "README.md").read_text().partition("$ trl-replay estimate out")[2].partition("```")[0]
+    for line in block.strip().splitlines()[:3]:
+        assert " ".join(line.split()).rstrip("│ ") in printed
+    for part in " ".join(block.split()).partition("what to change: ")[2].split(" […], "):
+        assert part.strip() in printed
 
 
 def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():

@@ -54,4 +54,4 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-DEMO = Command("demo", "trains a tiny model with stock GRPO and with replay, in half a minute", _add_options, _run)
+DEMO = Command("demo", "trains a tiny model with stock GRPO and with replay, in about a minute", _add_options, _run)

@@ -20,7 +20,7 @@ WIDTH = 20
 INTRODUCTION = f"""\
 A combination lock: {KEYS} keys, each opened by one of {len(LETTERS) ** 2} codes. The model begins with random codes,
 so nearly every group of {GENERATIONS} answers is all wrong and has no gradient. A tiny model trains with stock
-GRPO and with replay, next to each other, in about half a minute on two free cores."""
+GRPO and with replay, next to each other, in about a minute on two free cores."""
 REMARK = """\
 One lock shows a difference and does not measure it, and this toy task was made for replay. Whether replay would help
 your run: trl-replay estimate OUTPUT_DIR"""
