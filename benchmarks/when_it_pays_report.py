@@ -207,7 +207,7 @@ def panels() -> Iterator[tuple[str, dict[str, list[Measured]], int]]:
     for name in study.AGAIN:
         found = ratio.measured_at_their_rates(done, name)
         of_arms = {arm: found[arm][1] for arm in DRAWN}
-        yield f"{name}, on a GPU, {len(of_arms['stock'])} seeds", of_arms, ratio.TASKS[name].batch
+        yield f"{name}, GPU, {len(of_arms['stock'])} seeds", of_arms, ratio.TASKS[name].batch
 
 
 def draw(path: Path) -> None:
@@ -217,8 +217,8 @@ def draw(path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    pyplot.rcParams["font.size"] = 14  # can be read on a phone
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 7.5), sharey=True, layout="constrained")
+    pyplot.rcParams["font.size"] = 19  # can be read on a phone
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 9), sharey=True, layout="constrained")
     for axis, (title, of_arms, batch) in zip(axes.flat, panels(), strict=True):
         for arm, color in DRAWN.items():
             runs = of_arms[arm]
@@ -227,7 +227,8 @@ def draw(path: Path) -> None:
             axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
             axis.plot(completed, mean, color=color, linewidth=2.5)
             beside = (6, -5 if arm == "stock" else 5)
-            axis.annotate(arm, (completed[-1], mean[-1]), beside, textcoords="offset points", color=color, va="center")
+            name = "preset" if arm == "sample_efficient" else arm
+            axis.annotate(name, (completed[-1], mean[-1]), beside, textcoords="offset points", color=color, va="center")
         goal = float(np.mean([run.end for run in of_arms["stock"]]))
         axis.axhline(goal, color="#666666", linewidth=1, linestyle="--")
         _mark_crossings(axis, of_arms, batch)
@@ -254,7 +255,8 @@ def _mark_crossings(axis: Any, of_arms: dict[str, list[Measured]], batch: int) -
     times = 1 / completions.middle([saving.share for saving in savings])
     color = DRAWN["sample_efficient"]
     axis.annotate("", (preset, 0.07), (stock, 0.07), arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 2})
-    words = f"{times:.1f} × fewer:\n{preset:,.0f}, not {stock:,.0f}"
+    saved = f"{times:.1f} × fewer" if times >= 1.1 else "no clear saving"
+    words = f"{saved}:\n{preset:,.0f} / {stock:,.0f}"
     axis.annotate(words, (0.97, 0.11), xycoords="axes fraction", color=color, ha="right")
 
 

@@ -129,7 +129,7 @@ def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
     if config.replay_kl == "all":
         return
     if not trainer.beta:
-        yield f"{name} needs a KL term, and this trainer has beta=0: set beta in GRPOConfig, or leave it out"
+        yield f"{name} needs a KL term, and this trainer has beta=0: set beta in GRPOConfig, or replay_kl='all'"
     if config.replay_kl == "all_wrong" and config.replay_unfilled != "keep":
         yield (
             f"{name} keeps the KL term of all-wrong groups, and replay_unfilled={config.replay_unfilled!r} takes "

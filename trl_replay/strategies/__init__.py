@@ -38,8 +38,8 @@ reference there.
 It needs two settings of GRPOConfig. A pretrained model was measured with `num_iterations=2` and `beta=0.1`: 4 saved no
 more, and a `beta` of 2.0 held it back. Tiny models without prior knowledge take 5 and 2.0 (docs/evidence.md).
 
-`max_steps` counts updates: with two per batch, double it to generate as much. A `beta` above 0 loads a reference model,
-except with LoRA.
+`max_steps` counts updates: with two per batch, double it to generate as much. A `beta` above 0 loads a reference
+model, except with LoRA.
 """
 
 SECOND_RUN = """\

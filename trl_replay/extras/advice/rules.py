@@ -333,8 +333,7 @@ RULES = (
             Bound(ALL_RIGHT, most=0.5),
             *TAUGHT_WITHOUT_REPLAY,
         ),
-        "Replay gains most where more groups fail. Tune `learning_rate` first, and expect little of replay's "
-        "defaults.",
+        "Too few groups fail for replay's defaults to gain much: tune `learning_rate` first.",
         "when-replay-pays.md#the-rule",
         options=(COUNT_FIRST, LIST_AGAIN),
     ),
