@@ -475,7 +475,7 @@ def _of_functions(functions: Sequence[str], entries: Log, last: Log) -> dict[str
         metric = OF_FUNCTION.replace(NAME, name)
         share, of_all, paid = mean(last, metric), mean(entries, metric), mean(last, f"rewards/{name}/mean")
         live = mean(last, LIVE_WITHOUT.replace(NAME, name))
-        if share is None and _never_paid(entries, name):
+        if share is None and len(functions) > 1 and _never_paid(entries, name):
             silent.append(name)
         if share is None or live is None or of_all is None or share < 0.5:
             continue
