@@ -318,9 +318,9 @@ def test_a_reward_function_that_never_paid_is_named_from_trls_own_log():
     silent = {"rewards/format/mean": 0.0, "rewards/format/std": 0.0}
     log = [{"step": step, "frac_reward_zero_std": 0.3, **rewards, **silent} for step in range(1, 13)]
     first = advise(log, ReplayConfig().to_dict())[1][0].change
-    assert first.startswith("'format' never paid anything, so it trains nothing.")
+    assert first.startswith("No completion was ever paid by 'format', so it trains nothing.")
     paid_once = [{**log[0], "rewards/format/mean": 0.1, "rewards/format/std": 0.3}, *log[1:]]
-    assert not any("never paid" in advice.change for advice in advise(paid_once, ReplayConfig().to_dict())[1])
+    assert not any("ever paid" in advice.change for advice in advise(paid_once, ReplayConfig().to_dict())[1])
 
 
 def test_a_policy_that_became_deterministic_is_told_before_all_else():

@@ -279,8 +279,8 @@ RULES = (
     Rule(
         "silent function",
         (Bound(SILENT, least=1.0), Bound(DEAD_EXACT, most=0.95)),
-        "NAME never paid anything, so it trains nothing. If that is what you train for, first take easier prompts or "
-        "a teacher's completions, then set `replay_reward` to its name.",
+        "No completion was ever paid by NAME, so it trains nothing. If that is what you train for, first take easier "
+        "prompts or a teacher's completions, then set `replay_reward` to its name.",
         "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
