@@ -31,6 +31,7 @@ PAGES = [
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("plugins/*/README.md"),
         *ROOT.glob("benchmarks/**/*.md"),
+        *ROOT.glob("examples/*.md"),
     )
 ]
 WIDTH = 119

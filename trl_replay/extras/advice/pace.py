@@ -52,7 +52,7 @@ def in_words(passes: float, updates: int = 2, unit: str = "updates a batch") -> 
 def _share(share: float) -> str:
     nearest = round(1 / share)
     if 2 <= nearest < 2 + len(SHARES) and abs(share * nearest - 1) <= ABOUT:
-        return f"a {SHARES[nearest - 2]}"
+        return "half" if nearest == 2 else f"a {SHARES[nearest - 2]}"
     return f"{share:.0%}".replace("%", " %")
 
 
