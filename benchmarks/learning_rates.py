@@ -3,7 +3,7 @@
     python benchmarks/learning_rates.py            # trains what is left; several processes may share the queue
     python benchmarks/learning_rates.py --left     # only prints which runs are left
     python benchmarks/learning_rates.py --collect  # only appends whole runs of --out to benchmarks/results
-    python benchmarks/learning_rates.py --table    # only prints what there is
+    python benchmarks/learning_rates.py --table    # only prints what there is, and draws results/learning_rates.png
 
 The runs that the study made at its own rates (when_it_pays.py) are taken from its ledger, and are not run again. Arms,
 rates, and seeds are those of plans/updates_per_batch.md, row 5; runs append to learning_rates.jsonl in --out.
@@ -20,6 +20,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import updates_per_batch
 import when_it_pays as study
@@ -55,6 +56,36 @@ def collect(path: Path) -> list[Run]:
     return sorted(new, key=lambda run: run.name)
 
 
+def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
+    """Accuracy at the end over the learning rate: the mean of the seeds, and between which they lie."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["font.size"] = 19  # can be read on a phone
+    figure, axis = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    for arm, color in {"stock": "#666666", "sample_efficient": "#1a7f37"}.items():
+        ends = {}
+        for rate in updates_per_batch.CURVE["products"][::-1]:
+            runs = [Run("products", arm, rate, seed) for seed in updates_per_batch.SEEDS]
+            if done.keys() >= set(runs):
+                ends[rate] = [done[run][-1]["sampled"] for run in runs]
+        rates, values = list(ends), np.array(list(ends.values()))
+        axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
+        axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
+        name, end = "preset" if arm == "sample_efficient" else arm, (rates[-1], values[-1].mean())
+        axis.annotate(name, end, (10, 0), textcoords="offset points", color=color, va="center")
+    axis.set(
+        title="products, 3 seeds", xlabel="learning rate", ylabel="accuracy at the end", xscale="log", ylim=(0, 1)
+    )
+    axis.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+    axis.minorticks_off()
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
 def work(path: Path) -> None:
     """Trains what is left, one run after the other, until other processes have the rest."""
     for run in left(path):
@@ -84,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"{run.name}: collected" for run in collect(path)))
     elif options.table:
         print("\n".join(updates_per_batch.curve(finished(path), "products")))
+        draw(finished(path), RESULTS.with_suffix(".png"))
     else:
         os.nice(19)
         work(path)

@@ -4,7 +4,7 @@
     python benchmarks/updates_per_batch.py            # the runs of benchmarks/plans/updates_per_batch.md, in its order
     python benchmarks/updates_per_batch.py --left     # only prints which runs are left, and how long they take
     python benchmarks/updates_per_batch.py --collect  # only appends whole runs of --out to benchmarks/results
-    python benchmarks/updates_per_batch.py --table    # only prints what there is, and draws it in --out
+    python benchmarks/updates_per_batch.py --table    # only prints what there is
 
 Tasks and model are those of when_it_pays.py, as is what must be installed. Its arms are run again, at the rates of its
 pilots, so that all runs of a table are of one device. Runs append to updates_per_batch.jsonl in --out. Several
@@ -303,35 +303,6 @@ def _ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, rate: floa
     return f"{best:.2f}", f"{end:.2f}" + (f", {collapsed} collapsed" if collapsed else "")
 
 
-def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
-    """Accuracy at the end over the learning rate: the mean of the seeds, and between which they lie."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams["font.size"] = 14  # can be read on a phone
-    figure, axes = pyplot.subplots(1, len(CURVE), figsize=(9, 4.5), sharey=True, layout="constrained")
-    for axis, (task, rates) in zip(axes, CURVE.items(), strict=True):
-        for arm, color in zip(CURVE_ARMS, ("#666666", "#1a7f37", "#0b6bcb", "#b35900", "#8250df"), strict=True):
-            runs = {rate: [Run(task, arm, rate, seed) for seed in SEEDS] for rate in rates[::-1]}
-            ends = {
-                rate: [done[run][-1]["sampled"] for run in of_rate]
-                for rate, of_rate in runs.items()
-                if done.keys() >= set(of_rate)
-            }
-            bands = [min(of_rate) for of_rate in ends.values()], [max(of_rate) for of_rate in ends.values()]
-            axis.fill_between(list(ends), *bands, color=color, alpha=0.15, linewidth=0)
-            means = [sum(of_rate) / len(SEEDS) for of_rate in ends.values()]
-            axis.plot(list(ends), means, "o-", color=color, linewidth=2, label=arm)
-        axis.set(title=task, xlabel="learning rate", xscale="log", ylim=(0, 0.9))
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("accuracy at the end")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-
-
 def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """All tables, and what is missing."""
     missing = [run for run in dict.fromkeys(queue(done)) if run not in done]
@@ -391,7 +362,6 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.table:
         done = finished(path)
         print("\n".join(report(done)))
-        draw(done, options.out / "learning_rates.png")
     else:
         os.nice(19)
         work(path)

@@ -228,7 +228,8 @@ def draw(path: Path) -> None:
             axis.plot(completed, mean, color=color, linewidth=2.5)
             beside = (6, -5 if arm == "stock" else 5)
             name = "preset" if arm == "sample_efficient" else arm
-            axis.annotate(name, (completed[-1], mean[-1]), beside, textcoords="offset points", color=color, va="center")
+            end = completed[-1], mean[-1]
+            axis.annotate(name, end, beside, textcoords="offset points", color=color, va="center")
         goal = float(np.mean([run.end for run in of_arms["stock"]]))
         axis.axhline(goal, color="#666666", linewidth=1, linestyle="--")
         _mark_crossings(axis, of_arms, batch)
