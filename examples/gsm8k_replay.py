@@ -168,7 +168,7 @@ def perform(run: Run, options: argparse.Namespace) -> None:
         model=run.model,
         reward_funcs=accuracy,
         args=args,
-        train_dataset=rows(options.data, "train", None),
+        train_dataset=rows(options.data, "train", options.list),
         eval_dataset=rows(options.data, "test", options.questions),
     )
     trainer.add_callback(Watch(run, options))
@@ -213,6 +213,7 @@ def main() -> None:
     parser.add_argument("--data", default="openai/gsm8k", help="a data set on the hub, or a folder of JSON lines")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--list", type=int, default=960, help="training questions, which come again: 5 times each")
     parser.add_argument("--batches", type=int, default=150, help="generation batches of a run")
     parser.add_argument("--every", type=int, default=10, help="batches from a measurement to the next")
     parser.add_argument("--prompts", type=int, default=32, help="prompts of a batch")

@@ -1,4 +1,4 @@
-"""The README is short, and leads to the documentation."""
+"""The README is short, its code trains, and it leads to the documentation."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,30 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_readme_is_short_and_opens_with_what_is_won_how_to_ask_and_how_to_begin():
-    assert README.count("\n") < 130
-    first = " ".join(" ".join(README.splitlines()[:50]).split())
+    assert README.count("\n") < 150
+    first = " ".join(" ".join(README.splitlines()[:75]).split())
     asked = [first.index(part) for part in ("fewer completions", "trl-replay estimate", "attach(", "completions.png")]
     assert asked == sorted(asked)
     columns = [line.count("|") - 1 for line in README.splitlines() if line.startswith("|")]
     assert max(columns) <= 4, "a table as wide belongs to the evidence"
+
+
+def test_its_script_trains_with_replay(tmp_path):
+    """With a model made here, and for four updates."""
+    from trl_replay.testing import make_model, make_tokenizer
+
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "model")
+    make_model(tokenizer).save_pretrained(tmp_path / "model")
+    (script,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert max(map(len, script.splitlines())) <= 52, "a phone shows no more"
+    script = script.replace("Qwen/Qwen2.5-0.5B", str(tmp_path / "model"))
+    ours = f"max_steps=4, use_cpu=True, report_to='none', output_dir={str(tmp_path / 'out')!r}, max"
+    names = {}
+    exec(script.replace("num_train_epochs=10,", "").replace("max", ours, 1), names)
+    assert names["trainer"].state.global_step == 4
+    assert names["trainer"].model is not None
+    assert any("replay/replaced_fraction" in entry for entry in names["trainer"].state.log_history)
 
 
 def test_every_page_of_the_documentation_is_in_the_navigation():
