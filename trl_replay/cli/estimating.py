@@ -67,11 +67,13 @@ def _notes(found: Estimate) -> list[str]:
     if found.had_replay:
         return ["Replay was attached to this run already: `trl-replay report` shows what it did."]
     notes = [SCALED_BY_BATCH] if found.dead < LITTLE_DEAD else []
-    if found.all_wrong is None or found.all_wrong[0] != found.all_wrong[1]:
+    if found.all_wrong is None:
         notes.append(
             "All wrong and all right are known only if rewards are 0 or 1 and every step is logged "
             "(logging_steps=1). A run with replay counts them."
         )
+    elif found.all_wrong[0] != found.all_wrong[1]:
+        notes.append("A log tells all wrong and all right as ranges. A run with replay counts them.")
     if found.advice and found.num_generations is None:
         notes.append("This assumes 8 completions per group. If yours differ, give --num_generations.")
     return notes
