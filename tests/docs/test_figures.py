@@ -210,8 +210,10 @@ def test_the_run_that_the_readme_asks_about_is_stocks_first_one_on_chain_sum(tmp
     log.write_text("".join(json.dumps({"step": line["batch"], **line}) + "\n" for line in run))
     printed = " ".join(said("estimate", log).split())
     block = (ROOT / "README.md").read_text().partition("$ trl-replay estimate out")[2].partition("```")[0]
-    for line in block.strip().splitlines()[:3]:
-        assert " ".join(line.split()).rstrip("│ ") in printed
+    outcome, _, figures = block.partition("what to change")[0].partition("│")
+    assert " ".join(outcome.split()) in printed
+    for figure in (cell.strip() for cell in figures.split("│")):
+        assert figure in printed
     for part in " ".join(block.split()).partition("what to change: ")[2].split(" […], "):
         assert part.strip() in printed
 

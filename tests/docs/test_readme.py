@@ -8,7 +8,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_readme_is_short_and_opens_with_what_is_won_how_to_ask_and_how_to_begin():
-    assert README.count("\n") < 150
+    assert README.count("\n") < 160
     first = " ".join(" ".join(README.splitlines()[:75]).split())
     asked = [first.index(part) for part in ("fewer completions", "trl-replay estimate", "attach(", "completions.png")]
     assert asked == sorted(asked)
@@ -24,7 +24,7 @@ def test_its_script_trains_with_replay(tmp_path):
     tokenizer.save_pretrained(tmp_path / "model")
     make_model(tokenizer).save_pretrained(tmp_path / "model")
     (script,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert max(map(len, script.splitlines())) <= 52, "a phone shows no more"
+    assert max(map(len, script.splitlines())) <= 48, "a phone shows no more"
     script = script.replace("Qwen/Qwen2.5-0.5B", str(tmp_path / "model"))
     ours = f"max_steps=4, use_cpu=True, report_to='none', output_dir={str(tmp_path / 'out')!r}, max"
     names = {}
