@@ -192,7 +192,11 @@ def test_the_source_distribution_holds_the_documentation_and_no_tests_and_its_de
     pages = {page for page in PAGES if not page.startswith(("plugins/", "benchmarks/"))}
     assert pages | {"LICENSE", "CITATION.cff", "pyproject.toml", "trl_replay/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests/", "plugins/"))]
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", description) if "//arxiv.org/" not in link]
+    links = [
+        link
+        for link in re.findall(r"\]\(([^)]+)\)", description)
+        if not re.search("//arxiv.org/|/badge|/actions/", link)
+    ]
     assert len(links) > 20
     for link in links:
         place = IN_REPOSITORY.match(link)

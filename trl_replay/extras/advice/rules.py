@@ -312,8 +312,10 @@ RULES = (
     Rule(
         "stuck",
         (*HARDLY_LIVE, Given(TOLD_APART, (True,))),
-        "Nearly all groups fail, but some were live. Use replay: toy tasks like this gained most from it, and most of "
-        'all with `replay_preset="sample_efficient"`. No run of a pretrained model was stuck like this.',
+        "Nearly all groups fail, but some were live. Use replay, or start with easier prompts or a teacher's "
+        "completions. Toy tasks like this gained most from replay, and more with "
+        '`replay_preset="sample_efficient"` (`num_iterations=5`, `beta=2` there). No pretrained model was measured '
+        "in this state.",
         "when-replay-pays.md#the-rule",
         options=(COUNT_FIRST,),
     ),
