@@ -86,10 +86,10 @@ def test_the_wheels_hold_their_package_and_nothing_else(wheels):
 
 def test_the_installed_package_has_its_hook(environment, tmp_path):
     """An example, less its line that attaches, replays under `trl-replay run`."""
-    example = (ROOT / "examples" / "warm_start.py").read_text()
+    example = (ROOT / "examples" / "export_buffer.py").read_text()
     above, attaching, _ = example.partition("    session = trl_replay.attach(")
     assert attaching
     (tmp_path / "unattached.py").write_text(f"{above}    trainer.train()\n\n\nmain()\n")
     command = (environment.executable, "-m", "trl_replay", "run", "--", environment.executable, "unattached.py")
     printed = python(*command, cwd=tmp_path)
-    assert "replay: 30 generation batches" in printed
+    assert "replay: 10 generation batches" in printed
