@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,31 @@ def collect(path: Path) -> list[Run]:
     return sorted(new, key=lambda run: run.name)
 
 
+def ends(done: dict[Run, list[dict[str, Any]]], arm: str) -> dict[float, list[float]]:
+    """Of each rate at which an arm is whole, the accuracy at the end, by seed."""
+    found = {}
+    for rate in updates_per_batch.CURVE["products"][::-1]:
+        runs = [Run("products", arm, rate, seed) for seed in updates_per_batch.SEEDS]
+        if done.keys() >= set(runs):
+            found[rate] = [done[run][-1]["sampled"] for run in runs]
+    return found
+
+
+def told(done: dict[Run, list[dict[str, Any]]]) -> str:
+    """The sentence of README."""
+
+    def listed(values: Iterable[str]) -> str:
+        *most, last = values
+        return f"{', '.join(most)}, and {last}"
+
+    stock, preset = ends(done, "stock"), ends(done, "sample_efficient")
+    assert list(stock) == list(preset)
+    means = [listed(f"{np.mean(values):.2f}" for values in of.values()) for of in (preset, stock)]
+    return (
+        f"at learning rates of {listed(f'{rate:g}' for rate in stock)}, it ends at {means[0]}, and stock at {means[1]}"
+    )
+
+
 def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
     """Accuracy at the end over the learning rate: the mean of the seeds, and between which they lie."""
     import matplotlib
@@ -66,12 +92,8 @@ def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
     pyplot.rcParams["font.size"] = 19  # can be read on a phone
     figure, axis = pyplot.subplots(figsize=(9, 5), layout="constrained")
     for arm, color in {"stock": "#666666", "sample_efficient": "#1a7f37"}.items():
-        ends = {}
-        for rate in updates_per_batch.CURVE["products"][::-1]:
-            runs = [Run("products", arm, rate, seed) for seed in updates_per_batch.SEEDS]
-            if done.keys() >= set(runs):
-                ends[rate] = [done[run][-1]["sampled"] for run in runs]
-        rates, values = list(ends), np.array(list(ends.values()))
+        found = ends(done, arm)
+        rates, values = list(found), np.array(list(found.values()))
         axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
         axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
         name, end = "preset" if arm == "sample_efficient" else arm, (rates[-1], values[-1].mean())

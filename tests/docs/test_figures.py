@@ -30,6 +30,10 @@ def of_updates(ratio):
     return [ratio.to_the_goal(done)[2:], ratio.beside(done), ratio.curve(done, "french")]
 
 
+def of_rates(rates):
+    return [rates.updates_per_batch.curve(rates.finished(), "products")]
+
+
 def of_refill(refill):
     found = results_of("refill")
     return [refill.table(task, found["tasks"][task], found["arms"]) for task in ("lock", "addition")]
@@ -54,6 +58,7 @@ TABLES = [
     ("when_it_pays", "when_it_pays", lambda study: [study.to_the_goal(study.finished())]),
     ("when_it_pays", "when_it_pays_report", of_what_tells),
     ("updates_per_batch", "updates_per_batch", of_updates),
+    ("updates_per_batch", "learning_rates", of_rates),
     ("second_runs", "second_runs", lambda second: [second.table(second.finished(second.RESULTS))]),
 ]  # fmt: skip
 
@@ -216,6 +221,12 @@ def test_the_run_that_the_readme_asks_about_is_stocks_first_one_on_chain_sum(tmp
         assert figure in printed
     for part in " ".join(block.split()).partition("what to change: ")[2].split(" […], "):
         assert part.strip() in printed
+
+
+def test_what_pages_say_of_learning_rates_was_measured():
+    rates = importlib.import_module("learning_rates")
+    for page in (ROOT / "README.md", ROOT / "docs" / "evidence.md"):
+        assert rates.told(rates.finished()) in " ".join(page.read_text().split())
 
 
 def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():

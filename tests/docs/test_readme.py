@@ -8,7 +8,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_readme_is_short_and_opens_with_what_is_won_how_to_ask_and_how_to_begin():
-    assert README.count("\n") < 180
+    assert README.count("\n") < 185
     first = " ".join(" ".join(README.splitlines()[:100]).split())
     asked = [first.index(part) for part in ("fewer completions", "trl-replay estimate", "attach(", "completions.png")]
     assert asked == sorted(asked)
