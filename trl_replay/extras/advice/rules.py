@@ -625,7 +625,7 @@ def nothing(about: str, came_to: Outcome | None) -> str:
     if came_to is not None and came_to.generated_once:
         return _by_evaluations(came_to)
     if not about.startswith("logged"):
-        return f"not known yet: {about}, best with logging_steps=1"
+        return f"too few steps to tell: {about}, best with logging_steps=1"
     if came_to is None or came_to.steps < FEWEST_TO_FALL:
         return f"nothing, by {about}"
     best, last = came_to.best, came_to.last
