@@ -13,8 +13,6 @@ from trl_replay.extras.report.crossing import Curve, median_and_range, middle
 
 COSTS = (0.2, 1, 5, 20)
 """Generation of a batch, in training passes over it."""
-FORWARD = 1 / 3
-"""A forward pass without gradients, in training passes."""
 
 
 class Spent(NamedTuple):

@@ -47,6 +47,7 @@ from shared_prompts import sampled, share_prompts
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from trl_replay import Context, Corrected, ReplayedRows, hookimpl
+from trl_replay.extras.advice.pace import FORWARD
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 
@@ -264,7 +265,7 @@ class Arm:
     def passes(self) -> float:
         """What a batch costs without its generation, in training passes: one an update, and forward passes for the old
         log-probs, which TRL takes with several updates, and for the reference's."""
-        return self.iterations + completions.FORWARD * ((self.iterations > 1) + (self.beta > 0))
+        return self.iterations + FORWARD * ((self.iterations > 1) + (self.beta > 0))
 
 
 TASKS = {
