@@ -606,7 +606,7 @@ def savings_of(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, li
 
 def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """A row a task, as Markdown: what the preset saves, for the README."""
-    rows = ["| task | completions, preset / stock | times fewer | accuracy at the end |", "|---|---|---|---|"]
+    rows = ["| task | preset / stock | times fewer | accuracy |", "|---|---|---|---|"]
     for name in sorted(TASKS, key=lambda name: name not in AGAIN):
         told = f"{name}, {'a list' if name in AGAIN else 'new'}"
         rows.append(of_preset(told, TASKS[name], savings_of(done, name)["sample_efficient"]))

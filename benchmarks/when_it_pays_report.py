@@ -1,6 +1,6 @@
 """What tells beforehand whether replay pays: the rule of plans/when_it_pays.md, on tiny tasks and on a real model.
 
-    python benchmarks/when_it_pays_report.py           # draws results/completions.png, prints the table as Markdown
+    python benchmarks/when_it_pays_report.py           # draws the pictures of README, prints the table as Markdown
     python benchmarks/when_it_pays_report.py --stock   # stock's groups at the end of tiny tasks: 20 minutes of a core
 
 Tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -194,51 +194,87 @@ DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
 """The arms of the picture, with their colors."""
 
 
-def panels() -> Iterator[tuple[str, dict[str, list[Measured]], int]]:
-    """A title, the runs of each arm, and completions of a batch: of both lists, on a CPU and then on a GPU."""
+class Panel(NamedTuple):
+    """A task of the picture.
+
+    Attributes:
+        title (`str`): What it is called.
+        of_arms (`dict[str, list[Measured]]`): The runs of each arm, paired by seed.
+        batch (`int`): Completions of a batch.
+    """
+
+    title: str
+    of_arms: dict[str, list[Measured]]
+    batch: int
+
+
+def panels() -> Iterator[tuple[Panel, Panel]]:
+    """Pairs: both lists on a CPU, both on a GPU, and the tasks whose prompts are new in each batch."""
     import updates_per_batch as ratio
 
-    done = study.finished()
-    for name in study.AGAIN:
-        by_arm = study.measured_by_arm(done, name)
-        of_arms = {arm: [by_arm[arm][seed] for seed in sorted(by_arm["stock"])] for arm in DRAWN}
-        yield f"{name}, {len(of_arms['stock'])} seeds", of_arms, study.TASKS[name].batch
-    done = ratio.finished()
-    for name in study.AGAIN:
-        found = ratio.measured_at_their_rates(done, name)
-        of_arms = {arm: found[arm][1] for arm in DRAWN}
-        yield f"{name}, GPU, {len(of_arms['stock'])} seeds", of_arms, ratio.TASKS[name].batch
+    done, on_gpu = study.finished(), ratio.finished()
+    french, products = study.AGAIN
+    yield _panel(french, f"{french}, a list", done), _panel(products, f"{products}, a list", done)
+    found = {name: ratio.measured_at_their_rates(on_gpu, name) for name in study.AGAIN}
+    yield tuple(
+        Panel(f"{name}, GPU", {arm: of_task[arm][1] for arm in DRAWN}, ratio.TASKS[name].batch)
+        for name, of_task in found.items()
+    )
+    yield _panel("topics", "topics, new prompts", done), _panel("sums", "sums, new prompts", done)
 
 
-def draw(path: Path) -> None:
-    """Accuracy over completions on the lists that come again: the mean of the seeds, and between which they lie."""
+def _panel(name: str, title: str, done: dict[study.Run, list[dict[str, Any]]]) -> Panel:
+    by_arm = study.measured_by_arm(done, name)
+    stock, preset = by_arm[study.GOALS.get(name, "stock")], by_arm["sample_efficient"]
+    of_arms = {"stock": [stock[seed] for seed in sorted(stock)], "sample_efficient": [preset[seed] for seed in sorted(stock)]}
+    return Panel(title, of_arms, study.TASKS[name].batch)
+
+
+def draw(path: Path, is_narrow: bool) -> None:
+    """Accuracy over completions: the mean of the seeds, and between which they lie. Pairs lie next to each other in
+    the narrow picture, and one above the other in the wide one."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    pyplot.rcParams["font.size"] = 19  # can be read on a phone
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 9), sharey=True, layout="constrained")
-    for axis, (title, of_arms, batch) in zip(axes.flat, panels(), strict=True):
+    pyplot.rcParams["font.size"] = 19  # can be read on a phone in two columns
+    pairs = np.empty((3, 2), dtype=object)
+    pairs[:] = list(panels())
+    shown = pairs if is_narrow else pairs.T
+    rows, columns = shown.shape
+    figure, axes = pyplot.subplots(rows, columns, figsize=(4.6 * columns, 4.2 * rows), sharey=True, layout="constrained")
+    for axis, panel in zip(axes.flat, shown.flat, strict=True):
+        of_arms, batch = panel.of_arms, panel.batch
         for arm, color in DRAWN.items():
             runs = of_arms[arm]
-            completed, values = batch * np.array(runs[0].generated), np.array([run.values for run in runs])
-            mean = values.mean(axis=0)
+            measured = np.unique(np.concatenate([run.generated for run in runs]))  # not every seed at the same batches
+            values = np.array([np.interp(measured, run.generated, run.values) for run in runs])
+            completed, mean = batch * measured, values.mean(axis=0)
             axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
             axis.plot(completed, mean, color=color, linewidth=2.5)
-            beside = (6, -5 if arm == "stock" else 5)
-            name = "preset" if arm == "sample_efficient" else arm
-            end = completed[-1], mean[-1]
-            axis.annotate(name, end, beside, textcoords="offset points", color=color, va="center")
+        _name_ends(axis, panel)
         goal = float(np.mean([run.end for run in of_arms["stock"]]))
         axis.axhline(goal, color="#666666", linewidth=1, linestyle="--")
         _mark_crossings(axis, of_arms, batch)
-        axis.set(title=title, xlabel="completions", ylim=(0, 0.9), xlim=(0, completed[-1]))
+        axis.set(title=panel.title, ylim=(0, 0.95), xlim=(0, completed[-1]))
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy")
+    for axis in axes[-1]:
+        axis.set_xlabel("completions")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+def _name_ends(axis: Any, panel: Panel) -> None:
+    """Name each line where it ends, the higher one above the lower."""
+    ends = {arm: float(np.mean([run.end for run in panel.of_arms[arm]])) for arm in DRAWN}
+    last = panel.batch * panel.of_arms["stock"][0].generated[-1]
+    for arm, shift in zip(sorted(ends, key=ends.__getitem__), (-8, 8), strict=True):
+        name = "preset" if arm == "sample_efficient" else arm
+        place = last, ends[arm]
+        axis.annotate(name, place, (6, shift), textcoords="offset points", color=DRAWN[arm], va="center")
 
 
 def _mark_crossings(axis: Any, of_arms: dict[str, list[Measured]], batch: int) -> None:
@@ -255,9 +291,14 @@ def _mark_crossings(axis: Any, of_arms: dict[str, list[Measured]], batch: int) -
     stock, preset = medians
     times = 1 / completions.middle([saving.share for saving in savings])
     color = DRAWN["sample_efficient"]
-    axis.annotate("", (preset, 0.07), (stock, 0.07), arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 2})
-    saved = f"{times:.1f} × fewer" if times >= 1.1 else "no clear saving"
-    words = f"{saved}:\n{preset:,.0f} / {stock:,.0f}"
+    if np.isfinite(preset):
+        arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 2}
+        axis.annotate("", (preset, 0.07), (stock, 0.07), arrowprops=arrow)
+        saved = f"{times:.1f} × fewer" if times >= 1.1 else "no clear saving"
+        words = f"{saved}:\n{preset:,.0f} / {stock:,.0f}"
+    else:
+        there = sum(np.isfinite(saving.share) for saving in savings)
+        words = f"not reached on\n{len(savings) - there} of {len(savings)} seeds"
     axis.annotate(words, (0.97, 0.11), xycoords="axes fraction", color=color, ha="right")
 
 
@@ -281,5 +322,6 @@ if __name__ == "__main__":
     if "--stock" in sys.argv:
         run_stock()
     else:
-        draw(RESULTS / "completions.png")
+        draw(RESULTS / "completions.png", is_narrow=False)
+        draw(RESULTS / "completions_narrow.png", is_narrow=True)
         print("\n".join([*table(dots()), "", f"The rule is right for {verdict(dots())}."]))

@@ -20,9 +20,12 @@ import contextlib, io, json, sys
 printed, namespace = [], {}
 for cell in json.load(open(sys.argv[1]))["cells"]:
     if cell["cell_type"] == "code":
+        source = "".join(cell["source"])
+        if source.startswith("%pip"):
+            source = ""  # it is installed
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            exec("".join(cell["source"]), namespace)
+            exec(source, namespace)
         printed.append(output.getvalue())
 print("PRINTED" + json.dumps(printed))
 """
