@@ -28,11 +28,16 @@ import when_it_pays as study
 from when_it_pays import Run
 
 RESULTS = Path(__file__).parent / "results" / "learning_rates.jsonl"
+PRODUCTS, FRENCH = (3e-6, 1e-5, 3e-5, 1e-6), (2e-5, 8e-5, 1e-5, 5e-6, 4e-5)
 QUEUE = [
-    *((arm, rate) for rate in (3e-6, 1e-5, 3e-5, 1e-6) for arm in ("sample_efficient", "stock")),
-    *(("stock, KL 0.02", rate) for rate in (3e-6, 1e-5, 3e-5, 1e-6)),
+    *(("products", arm, rate) for rate in PRODUCTS for arm in ("sample_efficient", "stock")),
+    *(("products", "stock, KL 0.02", rate) for rate in PRODUCTS),
+    *(("french", arm, rate) for rate in FRENCH for arm in ("sample_efficient", "stock")),
+    *(("french", "stock, KL 0.02", rate) for rate in FRENCH),
 ]
-"""Arms and rates on *products*, those first that matter most."""
+"""Tasks, arms, and rates, those first that matter most."""
+DRAWN = {"stock": "#666666", "stock, KL 0.02": "#b35900", "sample_efficient": "#1a7f37"}
+"""The arms of the picture, with their colors."""
 
 
 def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
@@ -44,7 +49,7 @@ def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
 def left(path: Path) -> list[Run]:
     """The runs of the queue that are not whole."""
     done = finished(path)
-    runs = (Run("products", *what, seed) for what, seed in itertools.product(QUEUE, updates_per_batch.SEEDS))
+    runs = (Run(*what, seed) for what, seed in itertools.product(QUEUE, updates_per_batch.SEEDS))
     return [run for run in runs if run not in done]
 
 
@@ -57,11 +62,11 @@ def collect(path: Path) -> list[Run]:
     return sorted(new, key=lambda run: run.name)
 
 
-def ends(done: dict[Run, list[dict[str, Any]]], arm: str) -> dict[float, list[float]]:
+def ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> dict[float, list[float]]:
     """Of each rate at which an arm is whole, the accuracy at the end, by seed."""
     found = {}
-    for rate in updates_per_batch.CURVE["products"][::-1]:
-        runs = [Run("products", arm, rate, seed) for seed in updates_per_batch.SEEDS]
+    for rate in updates_per_batch.CURVE[task][::-1]:
+        runs = [Run(task, arm, rate, seed) for seed in updates_per_batch.SEEDS]
         if done.keys() >= set(runs):
             found[rate] = [done[run][-1]["sampled"] for run in runs]
     return found
@@ -74,7 +79,7 @@ def told(done: dict[Run, list[dict[str, Any]]]) -> str:
         *most, last = values
         return f"{', '.join(most)}, and {last}"
 
-    stock, preset = ends(done, "stock"), ends(done, "sample_efficient")
+    stock, preset = ends(done, "products", "stock"), ends(done, "products", "sample_efficient")
     assert list(stock) == list(preset)
     means = [listed(f"{np.mean(values):.2f}" for values in of.values()) for of in (preset, stock)]
     return (
@@ -83,29 +88,45 @@ def told(done: dict[Run, list[dict[str, Any]]]) -> str:
 
 
 def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
-    """Accuracy at the end over the learning rate: the mean of the seeds, and between which they lie."""
+    """Accuracy at the end over the learning rate: the mean of the seeds, and between which they lie. A task is drawn
+    once stock has two rates."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     pyplot.rcParams["font.size"] = 19  # can be read on a phone
-    figure, axis = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    for arm, color in {"stock": "#666666", "sample_efficient": "#1a7f37"}.items():
-        found = ends(done, arm)
-        rates, values = list(found), np.array(list(found.values()))
-        axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
-        axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
-        name, end = "preset" if arm == "sample_efficient" else arm, (rates[-1], values[-1].mean())
-        axis.annotate(name, end, (10, 0), textcoords="offset points", color=color, va="center")
-    axis.set(
-        title="products, 3 seeds", xlabel="learning rate", ylabel="accuracy at the end", xscale="log", ylim=(0, 1)
+    tasks = [task for task in ("products", "french") if len(ends(done, task, "stock")) > 1]
+    figure, axes = pyplot.subplots(
+        len(tasks), figsize=(9, 4.8 * len(tasks)), layout="constrained", squeeze=False, sharey=True
     )
-    axis.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
-    axis.minorticks_off()
-    axis.spines[["top", "right"]].set_visible(False)
+    for axis, task in zip(axes.flat, tasks, strict=True):
+        named = []
+        for arm, color in DRAWN.items():
+            found = ends(done, task, arm)
+            if len(found) < 2:
+                continue
+            rates, values = list(found), np.array(list(found.values()))
+            axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
+            axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
+            named.append((rates[-1], values[-1].mean(), "preset" if arm == "sample_efficient" else arm, color))
+        _name_ends(axis, named)
+        rates = list(ends(done, task, "stock"))
+        axis.set(title=f"{task}, 3 seeds", xscale="log", ylim=(0, 1), ylabel="accuracy at the end")
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1, 0].set_xlabel("learning rate")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+def _name_ends(axis: Any, named: list[tuple[float, float, str, str]], apart: float = 0.08) -> None:
+    """Name each line where it ends, at least so far apart."""
+    height = -apart
+    for at, end, name, color in sorted(named, key=lambda one: one[1]):
+        height = max(end, height + apart)
+        axis.annotate(name, (at, height), (10, 0), textcoords="offset points", color=color, va="center")
 
 
 def work(path: Path) -> None:
@@ -136,7 +157,8 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.collect:
         print("\n".join(f"{run.name}: collected" for run in collect(path)))
     elif options.table:
-        print("\n".join(updates_per_batch.curve(finished(path), "products")))
+        tables = (updates_per_batch.curve(finished(path), task) for task in ("products", "french"))
+        print("\n\n".join("\n".join(rows) for rows in tables))
         draw(finished(path), RESULTS.with_suffix(".png"))
     else:
         os.nice(19)
