@@ -226,7 +226,8 @@ def panels() -> Iterator[tuple[Panel, Panel]]:
 def _panel(name: str, title: str, done: dict[study.Run, list[dict[str, Any]]]) -> Panel:
     by_arm = study.measured_by_arm(done, name)
     stock, preset = by_arm[study.GOALS.get(name, "stock")], by_arm["sample_efficient"]
-    of_arms = {"stock": [stock[seed] for seed in sorted(stock)], "sample_efficient": [preset[seed] for seed in sorted(stock)]}
+    paired = [(stock[seed], preset[seed]) for seed in sorted(stock)]
+    of_arms = dict(zip(DRAWN, map(list, zip(*paired, strict=True)), strict=True))
     return Panel(title, of_arms, study.TASKS[name].batch)
 
 
@@ -243,7 +244,8 @@ def draw(path: Path, is_narrow: bool) -> None:
     pairs[:] = list(panels())
     shown = pairs if is_narrow else pairs.T
     rows, columns = shown.shape
-    figure, axes = pyplot.subplots(rows, columns, figsize=(4.6 * columns, 4.2 * rows), sharey=True, layout="constrained")
+    size = 4.6 * columns, 4.2 * rows
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, sharey=True, layout="constrained")
     for axis, panel in zip(axes.flat, shown.flat, strict=True):
         of_arms, batch = panel.of_arms, panel.batch
         for arm, color in DRAWN.items():
