@@ -5,15 +5,16 @@
 # [tool.uv.sources]
 # trl-replay = { path = ".." }  # a clone: there is no release yet
 # ///
-"""An agent with a tool, several turns, and a reward at the end: stock GRPO and replay, one after the other.
+"""An agent with a tool, several turns, and a reward at the end: stock GRPO and the preset, one after the other.
 
-    python examples/agent_replay.py                       # one seed: some minutes on two cores
-    python examples/agent_replay.py --seeds 0 1 2 3 4     # the table in docs/agents.md
+    python examples/agent_replay.py                   # one seed: some minutes on two cores
+    python examples/agent_replay.py --seeds 0 1 2     # what docs/agents.md says
 
 A safe opens if its dial is turned to the right two letters, one in each turn. The environment owns the data (`reset`
 chooses a safe), the tool (`turn`), and the reward (`get_reward`): 1 if the safe is open at the end, else 0. Before RL
-the model is taught to turn the dial twice, to letters at random, so that one rollout in 144 opens its safe. The model,
-its tokenizer, and its chat template are made here: nothing is downloaded.
+the model is taught to turn the dial twice, to letters at random, so that one rollout in 144 opens its safe, and nearly
+all groups fail. The same 6 safes come again in each batch. The model, its tokenizer, and its chat template are made
+here: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import argparse
-import copy
 import random
 import re
 import tempfile
@@ -51,7 +51,9 @@ GENERATIONS = 8
 PROMPT = "Safe "
 HEARD = "click"
 LAST = 20
-"""Steps whose mean reward is the final one."""
+"""Batches whose mean reward is the final one."""
+UPDATES = {"stock": 1, "preset": 2}
+"""Of each batch, by arm: the preset's second one trains on stored groups."""
 OPEN, CLOSE, END = '<tool_call>{"name": "turn", "arguments": {"letter": "', '"}}</tool_call>', "<end>"
 TEMPLATE = """\
 {%- for message in messages -%}
@@ -149,8 +151,8 @@ def taught(tokenizer: AgentTokenizer, seed: int, steps: int = 100, rows: int = 6
     return model
 
 
-def make_trainer(model: Any, tokenizer: AgentTokenizer, seed: int, steps: int, folder: str) -> Any:
-    """A stock `trl.GRPOTrainer` with environments: 6 groups of 8 rollouts an update."""
+def make_trainer(model: str, tokenizer: AgentTokenizer, seed: int, batches: int, folder: str, arm: str) -> Any:
+    """A stock `trl.GRPOTrainer` with environments: 6 groups of 8 rollouts a batch."""
     row = {"prompt": [{"role": "user", "content": PROMPT}]}
     return GRPOTrainer(
         model=model,
@@ -159,7 +161,9 @@ def make_trainer(model: Any, tokenizer: AgentTokenizer, seed: int, steps: int, f
             seed=seed,
             learning_rate=5e-4,
             lr_scheduler_type="constant",
-            max_steps=steps,
+            max_steps=batches * UPDATES[arm],
+            num_iterations=UPDATES[arm],
+            beta=0.1 if arm == "preset" else 0.0,
             num_generations=GENERATIONS,
             per_device_train_batch_size=SAFES * GENERATIONS,
             max_completion_length=64,
@@ -171,16 +175,17 @@ def make_trainer(model: Any, tokenizer: AgentTokenizer, seed: int, steps: int, f
             bf16=False,
             gradient_checkpointing=False,
         ),
-        train_dataset=Dataset.from_list([row] * SAFES * steps),
+        train_dataset=Dataset.from_list([row] * SAFES * batches),
         processing_class=tokenizer,
         environment_factory=environment(seed),
     )
 
 
-def train(trainer: Any, replay: bool) -> tuple[list[float], str]:
-    """Trains; returns each step's mean reward, and what the session tells."""
+def train(trainer: Any, arm: str) -> tuple[list[float], str]:
+    """Trains; returns each batch's mean reward, and what the session tells."""
     trainer.remove_callback(PrinterCallback)
-    with attached(trainer, use_replay=replay) as session, redirect_stdout(StringIO()):
+    settings = {"replay_preset": "sample_efficient"} if arm == "preset" else {"use_replay": False}
+    with attached(trainer, **settings) as session, redirect_stdout(StringIO()):
         trainer.train()
     rewards = [log["reward"] for log in trainer.state.log_history if "reward" in log]
     return rewards, next(line for line in session.explain().splitlines() if line.startswith("replay"))
@@ -190,18 +195,20 @@ def main() -> None:
     """Trains both arms on each seed, and prints the final rewards."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=130)
+    parser.add_argument("--batches", type=int, default=200)
     chosen = parser.parse_args()
-    final: dict[str, list[float]] = {"stock": [], "replay": []}
+    final: dict[str, list[float]] = {arm: [] for arm in UPDATES}
     for seed in chosen.seeds:
         tokenizer = make_tokenizer()
-        model = taught(tokenizer, seed)
-        for arm, rewards_of_arm in final.items():
-            with tempfile.TemporaryDirectory() as folder:
-                trainer = make_trainer(copy.deepcopy(model), tokenizer, seed, chosen.steps, folder)
-                rewards, told = train(trainer, arm == "replay")
-            rewards_of_arm.append(float(np.mean(rewards[-LAST:])))
-            print(f"seed {seed}, {arm}: final reward {rewards_of_arm[-1]:.2f}; {told}", flush=True)
+        with tempfile.TemporaryDirectory() as model:
+            taught(tokenizer, seed).save_pretrained(model)
+            tokenizer.save_pretrained(model)
+            for arm, rewards_of_arm in final.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    trainer = make_trainer(model, tokenizer, seed, chosen.batches, folder, arm)
+                    rewards, told = train(trainer, arm)
+                rewards_of_arm.append(float(np.mean(rewards[-LAST:])))
+                print(f"seed {seed}, {arm}: final reward {rewards_of_arm[-1]:.2f}; {told}", flush=True)
     for arm, rewards_of_arm in final.items():
         each = " ".join(f"{reward:.2f}" for reward in rewards_of_arm)
         print(f"{arm}: mean final reward {np.mean(rewards_of_arm):.2f} ({each})")

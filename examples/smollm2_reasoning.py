@@ -108,7 +108,11 @@ def questions(name: str, count: int, seed: int, **settings: int) -> tuple[Datase
     except ImportError as error:
         raise SystemExit(MISSING.format(error.name)) from None
     task = reasoning_gym.create_dataset(name, size=count, seed=seed, **settings)
-    rows = [{"prompt": _chat(entry["question"]), "number": number} for number, entry in enumerate(task)]
+    asked: dict[str, int] = {}  # a question that comes again is the same task
+    rows = [
+        {"prompt": _chat(entry["question"]), "number": asked.setdefault(entry["question"], number)}
+        for number, entry in enumerate(task)
+    ]
 
     def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
         answers = [_last_number(completion[0]["content"]) for completion in completions]

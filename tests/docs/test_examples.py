@@ -121,9 +121,9 @@ def test_grpo_replay_finds_rewards_and_data_and_says_what_it_can_not_find(local,
 
 
 def test_agent_replay_trains_both_arms(tmp_path):
-    out = fork("agent_replay.py", "--steps", 2, cwd=tmp_path).splitlines()
+    out = fork("agent_replay.py", "--batches", 2, cwd=tmp_path).splitlines()
     assert "replay: 2 generation batches, 12 groups" in out[1]
-    assert [line.split(":")[0] for line in out] == ["seed 0, stock", "seed 0, replay", "stock", "replay"]
+    assert [line.split(":")[0] for line in out] == ["seed 0, stock", "seed 0, preset", "stock", "preset"]
 
 
 def test_second_run_trains_twice_on_what_the_first_run_exported(tmp_path):

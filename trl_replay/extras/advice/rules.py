@@ -199,13 +199,13 @@ RULES = (
     Rule(
         "deterministic",
         (
-            Bound(DEAD_EXACT, least=0.99),
+            Bound(DEAD_EXACT, least=LEAST_DEAD),
             Bound(ENTROPY, most=0.1),
             Bound(WAS_LIVE, least=1.0),
             Bound(ALL_RIGHT, most=0.5),
             Given(TOLD_APART, (True,)),
         ),
-        "No group is live any more, and completions hardly vary: the policy has become deterministic before it solved "
+        "Hardly a group is live any more, and completions hardly vary: the policy has become deterministic before it solved "
         "the prompts. Replay can't bring variety back. Go back to an earlier checkpoint, with half the "
         "`learning_rate`, or a higher `temperature`.",
         "when-replay-pays.md#before-you-compare",
