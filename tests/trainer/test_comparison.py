@@ -47,10 +47,11 @@ def test_two_runs_lie_side_by_side_and_one_seed_each_proves_nothing(runs, said):
     assert "This proves nothing yet" in printed, "what the page says first"
     assert "at least 3 seeds, better 5" in text
     stock, replay = cells(text)
-    assert stock[:3] == ["stock", "36", "3"], "by means over three of six steps"
-    assert replay[:3] == ["replay", "36", "3"], "the log counts its completions"
-    assert stock[4:] == ["0.08333", "55.6%", "55.6%"]
-    assert replay[4:] == ["0.08333", "55.6%", "0.0%"]
+    assert (*stock[:2], stock[3]) == ("stock", "36", "3"), "by means over three of six steps"
+    assert (*replay[:2], replay[3]) == ("replay", "36", "3"), "the log counts its completions"
+    assert [float(row[2]) > 36 for row in (stock, replay)] == [True, True], "tokens"
+    assert stock[5:] == ["0.08333", "55.6%", "55.6%"]
+    assert replay[5:] == ["0.08333", "55.6%", "0.0%"]
     assert text.count("<svg") == 4
     assert {"completions generated", "updates", "seconds in training steps"} <= set(
         re.findall(r">([^<]+)</text>", text)
@@ -79,11 +80,12 @@ def made_up(label, rewards, **more):
 
 def test_where_a_reward_is_reached_by_hand():
     """Of 40 steps means over 4, crossed between two of them; 2 seconds an update."""
-    run = made_up("a", [0.0] * 9 + [0.4] + [0.8] * 30, step_time=[2.0] * 40)
+    tokens = [30.0 * step for step in range(1, 41)]
+    run = made_up("a", [0.0] * 9 + [0.4] + [0.8] * 30, step_time=[2.0] * 40, num_tokens=tokens)
     assert run.final("reward") == pytest.approx(0.8)
-    assert run.reached("reward", 0.6) == [100, 12.5, 25]
-    assert run.reached("reward", 0.9) == [np.inf] * 3
-    assert run.reached("reward", 0.2) == [84, 10.5, 21]
+    assert run.reached("reward", 0.6) == [100, 375, 12.5, 25]
+    assert run.reached("reward", 0.9) == [np.inf] * 4
+    assert run.reached("reward", 0.2) == [84, 315, 10.5, 21]
 
 
 def test_three_seeds_a_label_are_enough_to_tell_a_difference():
@@ -114,7 +116,7 @@ def test_the_dead_groups_of_a_run_with_replay_are_those_that_replay_counts():
     """The sum of the rewards differs everywhere, the function that counts in half of the groups."""
     run = made_up("a", [0.1] * 4, **{"replay/dead_fraction": [0.5] * 4, "replay/dead_fraction_after": [0.25] * 4})
     run = run._replace(log=[{**entry, "frac_reward_zero_std": 0.0} for entry in run.log])
-    assert [row[5:] for row in cells(comparison([run, made_up("stock", [0.1] * 4)]))] == [
+    assert [row[6:] for row in cells(comparison([run, made_up("stock", [0.1] * 4)]))] == [
         ["50.0%", "25.0%"],
         ["50.0%", "50.0%"],
     ]
@@ -124,7 +126,7 @@ def test_a_level_can_be_reached_where_rewards_are_negative():
     rising = made_up("a", [-1.0, -0.9, -0.7, -0.5])
     text = comparison([rising, made_up("b", [-1.0, -0.9, -0.8, -0.7])])
     assert "To a reward of -0.75<" in text, "the lower end value: a mean over two of four steps"
-    assert [row[2] for row in cells(text)] == ["3", "4"]
+    assert [row[3] for row in cells(text)] == ["3", "4"]
 
 
 def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path, runs):
@@ -139,7 +141,7 @@ def test_runs_of_the_asynchronous_trainer_are_told(tmp_path, write_log, said):
     said("report", path)
     assert "8 logged steps" in (tmp_path / "report.html").read_text()
     said("report", f"a={path}", f"b={path}", "--out", tmp_path / "two.html")
-    assert cells((tmp_path / "two.html").read_text())[0][5:] == ["50.0%", "50.0%"]
+    assert cells((tmp_path / "two.html").read_text())[0][6:] == ["50.0%", "50.0%"]
 
 
 @pytest.mark.parametrize(

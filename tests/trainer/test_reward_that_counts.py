@@ -69,8 +69,8 @@ def test_a_named_function_decides_where_the_sum_says_the_opposite(logs: list[str
     assert "The lower one did not rise" in text
     assert "Accuracy over updates" in text
     (stock, replay) = cells(out.read_text())
-    assert (stock[4], replay[4]) == ("0", "0.385")
-    assert (stock[5:], replay[5:]) == (["–", "–"], ["70.0%", "0.0%"])
+    assert (stock[5], replay[5]) == ("0", "0.385")
+    assert (stock[6:], replay[6:]) == (["–", "–"], ["70.0%", "0.0%"])
     assert "TRL counts dead groups by the sum of the rewards alone: by accuracy, a run with replay" in text
 
 
@@ -108,7 +108,7 @@ def test_runs_that_name_the_function_in_replay_reward_are_judged_by_it_without_b
     assert [run.counts for run in runs] == [None, "accuracy"]
     page = comparison(runs)
     assert "By accuracy, replay ends 0 above stock (0.0833 and 0.0833, one run each)." in plain(page)
-    assert [row[5:] for row in cells(page)] == [["–", "–"], ["55.6%", "0.0%"]]
+    assert [row[6:] for row in cells(page)] == [["–", "–"], ["55.6%", "0.0%"]]
     alone = write_report(tmp_path / "replay").read_text()
     assert "<h2>Reward: accuracy</h2>" in alone
     assert "mean accuracy" in alone
@@ -135,7 +135,7 @@ def test_evaluations_decide_where_all_runs_have_them(tmp_path: Path) -> None:
     first, second, _ = verdict(runs, "accuracy")
     assert first.startswith("On evaluation prompts: By accuracy, stock ends 0.1 above replay (0.3 and 0.2")
     assert second.startswith("On prompts of training: By accuracy, replay ends 0.289 above stock")
-    assert [row[5] for row in cells(comparison(runs, "accuracy"))] == ["0.3", "0.2"]
+    assert [row[6] for row in cells(comparison(runs, "accuracy"))] == ["0.3", "0.2"]
     without = [*runs[:1], runs[1]._replace(evaluations=())]
     assert "Only stock logged evaluations" in verdict(without, "accuracy")[0]
 
@@ -188,14 +188,31 @@ def test_completions_are_saved_to_the_lower_end_value(tmp_path: Path) -> None:
     runs = [read_run(str(path)) for path in (fast, slow)]
     told = verdict(runs, "accuracy")[0]
     assert "fast took 11 updates and slow 40" in told, "in either order"
-    assert "Not all logs count completions" in told
+    assert "Not all logs count completions, so updates are compared" in told
+
+
+def test_where_a_batch_takes_several_updates_tokens_are_compared(tmp_path: Path) -> None:
+    """As with TRL's own log of stock beside the preset's, which takes two updates a batch."""
+    runs = []
+    for name, updates in (("stock", 1), ("preset", 2)):
+        read = read_run(str(written(tmp_path / name, rising(0.4 * updates, by=STEPS // updates), [0.0] * STEPS)))
+        log = [{**entry, "num_tokens": 50.0 * n, "step": updates * n} for n, entry in enumerate(read.log, start=1)]
+        runs.append(read._replace(log=log))
+    told = " ".join(verdict(runs, "accuracy"))
+    assert "did not train for the same number" not in told
+    assert "preset took 556 tokens and stock 2,000: 72% fewer." in told
+    assert "so tokens are compared" in told
+    (stock, preset) = cells(comparison(runs, "accuracy"))
+    assert (stock[1:4], preset[1:4]) == (["–", "2,000", "40"], ["–", "556", "22"])
+    assert "Accuracy over tokens" in plain(comparison(runs, "accuracy"))
 
 
 def test_completions_are_saved_seed_by_seed_and_never_is_said_where_a_seed_does_not_get_there(tmp_path: Path) -> None:
     ends = {"stock": {"s0": 0.2, "s1": 0.2, "s2": 0.5}, "replay": {"s0": 0.8, "s1": 0.4, "s2": 0.4}}
     runs = [read_run(given, completions=8) for given in arms(tmp_path, ends)]
     told = verdict(runs, "accuracy")[0]
-    assert "replay took 166 (89 to never) completions and stock 320: 48% fewer; medians and ranges of 3 pairs" in told
+    assert "replay took 166 (89 to never) completions and stock 320: 48% fewer " in told
+    assert "in the median of 3 pairs of seeds (never there to 72% fewer)" in told
 
 
 def test_settings_that_trained_for_different_lengths_do_not_compare(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from ..advice.logged import SUM
 from .charts import line_chart
 from .page import render
-from .runs import AXES, Measure, Run, measure_of
-from .verdict import to_end, told
+from .runs import AXES, UPDATES, Measure, Run, measure_of
+from .verdict import common_axis, to_end, told
 
 COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97")
 """One a label, seen on a light and on a dark page."""
@@ -68,16 +68,16 @@ def verdict(runs: Sequence[Run], given: str | None = None) -> list[str]:
 def _charts(runs: Sequence[Run], labels: Sequence[str], measure: Measure) -> dict[str, str]:
     """Every chart by its title, empty where nothing was logged."""
     colors = dict(zip(labels, COLORS * len(labels), strict=False))
-    what = measure.words
+    what, progress = measure.words, min(common_axis(runs, measure.key), UPDATES - 1)
     charts = {
-        f"{what.capitalize()} over {axis}": _chart(runs, colors, measure.key, number, f"mean {what}")
-        for number, axis in enumerate(AXES)
+        f"{what.capitalize()} over {AXES[number]}": _chart(runs, colors, measure.key, number, f"mean {what}")
+        for number in (progress, *range(UPDATES, len(AXES)))
     }
     evaluated = [run for run in runs if run.logs(measure.evaluated)]
     if evaluated:
         charts |= {
-            f"{what.capitalize()} on evaluation prompts, over {axis}": chart
-            for number, axis in enumerate(AXES[:2])
+            f"{what.capitalize()} on evaluation prompts, over {AXES[number]}": chart
+            for number in (progress, UPDATES)
             if (chart := _chart(evaluated, colors, measure.evaluated, number, f"mean {what}"))
         }
     dead = [run.line(run.column("step"), run.dead_by(measure)[1], colors[run.label]) for run in runs]

@@ -31,7 +31,11 @@ from .crossing import Curve
 from .inspection import settings_of
 from .log import read_log
 
-AXES = ("completions generated", "updates", "seconds in training steps")
+AXES = ("completions generated", "tokens of prompts and completions", "updates", "seconds in training steps")
+TOKENS, UPDATES = 1, 2
+"""The places of two of them."""
+TOKENS_SEEN = "num_tokens"
+"""TRL's running count of the tokens that it generated, and of their prompts: replayed ones are not counted again."""
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 LAST_NUMBER = re.compile(r"(\d+)\D*$")
 
@@ -91,7 +95,7 @@ class Run(NamedTuple):
         if self.completions and np.isnan(rollouts).all():
             rollouts = self.completions * updates
         seconds = np.diff(updates, prepend=0) * self.column("step_time")
-        return [rollouts, updates, seconds.cumsum()]
+        return [rollouts, self.column(TOKENS_SEEN), updates, seconds.cumsum()]
 
     def logs(self, key: str) -> bool:
         """Tell whether any step or evaluation has this metric."""

@@ -12,14 +12,14 @@ import numpy as np
 from ...base.sizes import counted
 from ..advice.logged import SUM, at_ends, functions
 from .crossing import Curve, Saved, median_and_range, saved
-from .runs import AXES, Measure, Run
+from .runs import AXES, TOKENS, UPDATES, Measure, Run
 
 ENOUGH = 3
 """Runs of each label without which the page says that nothing is proven."""
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Standard errors of a 95 % interval, by degrees of freedom from 1 on."""
-ALIKE = 1.05
-"""Ratio of lengths up to which runs count as equally long."""
+ALIKE, ALIKE_IN_TOKENS = 1.05, 1.5
+"""Ratio of lengths up to which runs count as equally long. Completions of one setting may be longer."""
 UNPROVEN = (
     f"This proves nothing yet: seeds of one setting can differ as much as settings do. Train each setting with at "
     f"least {ENOUGH} seeds, better 5, on as many completions, at a learning rate chosen for it on other seeds, and "
@@ -88,7 +88,7 @@ class ToEnd(NamedTuple):
     Attributes:
         level (`float`): That value, a mean over seeds.
         high, low (`str`): The labels of the settings, the one with the higher end first.
-        axis (`int`): Which of `AXES`; updates where not all runs tell their completions.
+        axis (`int`): Which of `AXES`.
         found (`list[Saved]`): Seed by seed; where seeds do not pair, one for the means of both.
     """
 
@@ -155,7 +155,7 @@ def _unequal(arms: Sequence[Sequence[Run]], key: str) -> list[str]:
     runs = [run for arm in arms for run in arm]
     axis = common_axis(runs, key)
     lengths = [float(np.mean([run.series(key)[0][axis][-1] for run in arm])) for arm in arms]
-    if max(lengths) <= ALIKE * min(lengths):
+    if max(lengths) <= (ALIKE_IN_TOKENS if axis == TOKENS else ALIKE) * min(lengths):
         return []
     each = ", ".join(f"{arm[0].label} {length:,.0f}" for arm, length in zip(arms, lengths, strict=True))
     unit = AXES[axis].partition(" ")[0]
@@ -163,8 +163,10 @@ def _unequal(arms: Sequence[Sequence[Run]], key: str) -> list[str]:
 
 
 def common_axis(runs: Sequence[Run], key: str) -> int:
-    """Return which of `AXES` runs are compared along: updates where not all tell their completions."""
-    return 0 if all(np.isfinite(run.series(key)[0][0]).all() for run in runs) else 1
+    """Return which of `AXES` runs are compared along: tokens where not all tell their completions, updates where not
+    all tell those. A batch may take several updates."""
+    of_runs = [run.series(key)[0] for run in runs]
+    return next((axis for axis in range(UPDATES) if all(np.isfinite(axes[axis]).all() for axes in of_runs)), UPDATES)
 
 
 def _by_each(arms: Sequence[Sequence[Run]], measure: Measure) -> list[str]:
@@ -226,12 +228,24 @@ def _saved(first: Sequence[Run], second: Sequence[Run], key: str) -> str:
     high = median_and_range([one.to_end for one in found.found])
     low = median_and_range([one.own for one in found.found])
     shares = [1 - one.to_end / one.own for one in found.found]
-    of = f"; medians and ranges of {len(shares)} pairs of seeds" if len(shares) > 1 else ""
-    share = f"{statistics.median(shares):.0%} fewer{of}" if statistics.median(shares) > 0 else f"no fewer{of}"
+    fewer = _fewer(statistics.median(shares))
+    if len(shares) > 1:
+        fewer += f" in the median of {len(shares)} pairs of seeds ({_fewer(min(shares))} to {_fewer(max(shares))})"
     text = (
         f"To the value at which {found.low} ends ({found.level:.3g}), {found.high} took {high} {unit} and {found.low} "
-        f"{low}: {share}."
+        f"{low}: {fewer}."
     )
     if found.axis:
-        text += " Not all logs count completions: give those of an update with --completions."
+        text += (
+            f" Not all logs count completions, so {unit} are compared: to compare completions, give those of an "
+            "update with --completions."
+        )
     return text
+
+
+def _fewer(share: float) -> str:
+    """A share that is saved, in words."""
+    if math.isinf(share):
+        return "never there"
+    percent = round(100 * share)
+    return f"{abs(percent)}% {'fewer' if percent > 0 else 'more'}" if percent else "as many"
