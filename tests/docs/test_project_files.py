@@ -194,8 +194,8 @@ def test_the_source_distribution_holds_the_documentation_and_no_tests_and_its_de
     assert not [name for name in names if name.startswith(("tests/", "plugins/"))]
     links = [
         link
-        for link in re.findall(r"\]\(([^)]+)\)", description)
-        if not re.search("//arxiv.org/|/badge|/actions/", link)
+        for link in re.findall(r"""(?:\]\(|src="|srcset=")([^)"]+)""", description)
+        if not re.search("//arxiv.org/|/badge|/actions/|//colab.research.google.com/", link)
     ]
     assert len(links) > 20
     for link in links:

@@ -205,8 +205,8 @@ RULES = (
             Bound(ALL_RIGHT, most=0.5),
             Given(TOLD_APART, (True,)),
         ),
-        "Hardly a group is live any more, and completions hardly vary: the policy has become deterministic before it solved "
-        "the prompts. Replay can't bring variety back. Go back to an earlier checkpoint, with half the "
+        "Hardly a group is live any more, and completions hardly vary: the policy has become deterministic before it "
+        "solved the prompts. Replay can't bring variety back. Go back to an earlier checkpoint, with half the "
         "`learning_rate`, or a higher `temperature`.",
         "when-replay-pays.md#before-you-compare",
     ),
