@@ -433,8 +433,8 @@ class Watch(TrainerCallback):
 
 
 def perform(run: Run, task: Task, arm: Arm, path: Path, then: Callable[[Any], object] = lambda session: None) -> None:
-    """Trains one run, whose lines this ledger gets; the model lies next to it. At the end its session is handed to
-    `then`."""
+    """Trains one run, whose lines this ledger gets; the model lies next to it, and the trainer's log in `logs`. At the
+    end its session is handed to `then`."""
     from datasets import Dataset
     from smollm2_reasoning import smollm2
     from trl import GRPOConfig, GRPOTrainer
@@ -491,6 +491,9 @@ def perform(run: Run, task: Task, arm: Arm, path: Path, then: Callable[[Any], ob
         session = trl_replay.attach(trainer, **({"use_replay": False} if arm.settings is None else watched))
         with redirect_stdout(StringIO()):
             trainer.train()
+        log = out / "logs" / f"{run.name}.jsonl"
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("".join(json.dumps(entry) + "\n" for entry in trainer.state.log_history))
         then(session)
     finally:
         trl_replay.unregister("clip_shares")
