@@ -13,7 +13,7 @@ from trl_replay.extras.advice.rules import RULES, Bound
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RUNS = [json.loads(line) for line in (ROOT / "benchmarks" / "results" / "efficiency.jsonl").read_text().splitlines()]
-FAULTS = {"stale buffer", "masked rows", "gated rows", "no correction", "dead groups stay"}
+FAULTS = {"stale buffer", "masked rows", "gated rows", "no correction", "overused", "dead groups stay"}
 """Rules that find something wrong with replay itself."""
 
 
@@ -58,6 +58,14 @@ def test_no_run_that_is_found_to_be_stale_learned_much_on_the_lock():
     stale = [run for run in RUNS if run["replay"] and run["task"] == "lock" and "stale buffer" in faults(run)]
     assert len(stale) >= 10
     assert max(run["final_reward"] for run in stale) <= 0.64
+
+
+def test_runs_whose_groups_were_used_most_ended_at_little():
+    """As the evidence of the rule for overused groups says."""
+    often = {run["final_reward"] for run in RUNS if run["replay"].get("replay/uses_mean", 0) > 140}
+    assert len([run for run in RUNS if run["replay"].get("replay/uses_mean", 0) > 140]) == 7
+    assert max(often) <= 0.15
+    assert max(run["replay"].get("replay/uses_mean", 0) for run in RUNS if run["final_reward"] > 0.9) < 140
 
 
 def test_all_benchmark_runs_that_stayed_dead_ended_at_nothing():

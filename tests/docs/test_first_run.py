@@ -41,7 +41,7 @@ def code_cells():
 def words(text):
     """A text without its numbers: another processor may round otherwise, and then sample another token; or be busy."""
     text = re.sub(r"save (half|a \w+|[\d.]+ %) of", "save of", text)
-    text = re.sub(r"times, and (half|a \w+|[\d.]+ %), with", "times, with", text)
+    text = re.sub(r"times, and (half|a \w+|[\d.]+ %)\)", "times)", text)
     return re.sub(r"\s+", " ", re.sub(r"[-\d.%]+", " ", text)).strip()
 
 

@@ -101,7 +101,7 @@ def test_explain_begins_with_the_outcome_and_ends_with_what_to_change(run):
     )  # fmt: skip
     advice = told.partition("what to change")[2]
     assert rules_in(advice) == RUNS[name][3], told
-    ends = (f", by logged steps 9 to {STEPS}: ", f": nothing, by logged steps 9 to {STEPS}", ": no rule names a fault")
+    ends = (f", by updates 9 to {STEPS}: ", f": nothing, by updates 9 to {STEPS}", ": no rule names a fault")
     assert advice.startswith(ends[:1] if RUNS[name][3] else ends[1:])
 
 
@@ -369,7 +369,7 @@ def test_a_limit_that_halves_replay_is_named_with_what_it_cost(tmp_path):
     lines = session.explain().splitlines()
     assert "  38 x replay_max_age left a slot as it was that a stored group could have filled" in lines
     assert lines[-1].startswith(
-        "what to change, by logged steps 31 to 40: A limit holds replay back: raise replay_max_age, or leave it out. "
+        "what to change, by updates 31 to 40: A limit holds replay back: raise replay_max_age, or leave it out. "
         "(replay_max_age=1 left 38 of 78 slots as they were that could be filled"
     )
     _, session = trained(tmp_path, Rewards(*rewards), max_steps=40, **ONE_OF_THREE)
@@ -412,7 +412,7 @@ def test_no_rule_cites_a_task_or_a_number_of_it_and_no_healthy_run_is_sold_a_pre
     """Readers have not been shown our tasks, and most have larger models."""
     for rule in RULES:
         assert not re.search(r"lock|vault|grades|addition|topics|french|\d\.\d\d", rule.told({})), rule.name
-    assert [rule.name for rule in RULES if "preset" in rule.told({})] == ["stuck", "dead groups"]
+    assert [rule.name for rule in RULES if "preset" in rule.told({})] == ["stuck", "list again", "dead groups"]
 
 
 def test_the_outcome_and_a_fall_go_by_the_reward_that_counts(tmp_path):

@@ -338,6 +338,37 @@ def test_a_policy_that_became_deterministic_is_told_before_all_else():
     assert not any("any more" in advice.change for advice in advise(varied, ReplayConfig().to_dict())[1])
 
 
+def test_where_prompts_come_again_the_log_tells_and_the_preset_is_what_to_set():
+    """TRL logs epochs."""
+    entry = {"reward": 0.4, "frac_reward_zero_std": 0.5, "rewards/right/mean": 0.4, "rewards/right/std": 0.4899}
+    for epochs, first in ((4.0, "These prompts come again."), (1.0, "Too few groups fail for replay's defaults")):
+        log = [{**entry, "step": step, "epoch": epochs * step / 40} for step in range(1, 41)]
+        (advice,) = advise(log, ReplayConfig().to_dict())[1]
+        assert advice.change.startswith(first)
+        assert 'replay_preset="sample_efficient"' in advice.change
+        assert "share of groups of 8 that fail" in advice.seen or "epoch" in advice.seen
+
+
+def test_a_deterministic_policy_that_replay_led_there_is_told_what_led_there():
+    log = []
+    for step in range(1, 61):
+        late = (
+            {"replay/dead_fraction": 1.0, "entropy": 0.01}
+            if step > 30
+            else {"replay/dead_fraction": 0.3, "entropy": 0.8}
+        )
+        used = {"replay/uses_mean": 20.0 * step, "replay/all_right_fraction": 0.2, "replay/lowest_fraction": 0.5}
+        log.append({"step": step, "reward": 0.3, "frac_reward_zero_std": 0.5, **late, **used})
+    found = advise(log, ReplayConfig(replay_correction="none", replay_buffer_size=4).to_dict())[1]
+    begins = [
+        "Hardly a group is live any more",
+        "Replayed rows train as if they were fresh",
+        "A few stored groups are",
+    ]
+    assert [advice.change[: len(begin)] for advice, begin in zip(found, begins, strict=True)] == begins
+    assert "replay_buffer_size=64" in found[2].change
+
+
 def test_too_short_a_log_is_not_told_that_there_is_nothing_to_change(tmp_path, write_log, said):
     path = write_log({"frac_reward_zero_std": 0.996, "reward": 0.1}, 7)
     told = said("estimate", path)

@@ -87,7 +87,8 @@ def test_a_dry_run_tells_what_further_updates_cost_and_so_does_its_log(tmp_path:
     trainer.train()
     told = (
         "eneration takes 3 training passes: two updates a batch cost 1.2 times the time; they pay if they save a "
-        "fifth of the completions (1.4 times, and 29 %, with old log-probs and a reference model)"
+        "fifth of the completions (with the old log-probs and the reference model of the preset sample_efficient: 1.4 "
+        "times, and 29 %)"
     )
     assert told in session.explain()
     trainer.save_state()
@@ -114,12 +115,12 @@ def test_two_further_forward_passes_cost_two_thirds_of_a_pass() -> None:
 def test_the_sentence_is_in_plain_words() -> None:
     assert in_words(4.1) == (
         "generation takes 4.1 training passes: two updates a batch cost 1.2 times the time; they pay if they save a "
-        "sixth of the completions (1.3 times, and a quarter, with old log-probs and a reference "
-        "model)"
+        "sixth of the completions (with the old log-probs and the reference model of the preset sample_efficient: 1.3 "
+        "times, and a quarter)"
     )
     assert "4 updates a batch" not in in_words(1.0, 4)
-    assert "cost 1.8 times the time; they pay if they save 45 % of the completions (2.4 times" in in_words(0.2)
-    assert "save 5 % of the completions (1.1 times, and 7 %" in in_words(20.0)
+    assert "cost 1.8 times the time; they pay if they save 45 % of the completions (with" in in_words(0.2)
+    assert "sample_efficient: 1.1 times, and 7 %)" in in_words(20.0)
     assert in_words(123.4).startswith("generation takes 123 training passes")
 
 

@@ -265,8 +265,12 @@ class ReplayBuffer:
         left = self.trim()
         there = self.table.rows_of(serials) >= 0
         stayed = {newcomer.serial: newcomer.payload for newcomer in itertools.compress(newcomers, there)}
+        outranked = len(newcomers) - len(stayed)
         tally.stored = len(stayed)
-        tally.evicted = left - (len(newcomers) - len(stayed))
+        tally.evicted = left - outranked
+        tally.note(
+            outranked, f"the buffer was full, and the evictor {hooks.label('evictor')} ranked a new group lowest"
+        )
         rules.limiter.inserted += len(stayed)
         self.receive({serial: payload for serial, payload in stayed.items() if payload is not None})
         return set(stayed)

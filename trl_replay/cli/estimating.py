@@ -55,7 +55,13 @@ def _live(share: float) -> str:
     """The share of live groups, as one in so many where they are few."""
     if share == 0:
         return "no group"
-    return f"{_percent(share)} of the groups" if share > 0.5 else f"1 group in {1 / share:.3g}"
+    return (
+        f"{_percent(share)} of the groups"
+        if share > 0.5
+        else f"1 group in {1 / share:,.0f}"
+        if share < 0.01
+        else f"1 group in {1 / share:.3g}"
+    )
 
 
 def _notes(found: Estimate) -> list[str]:

@@ -44,8 +44,8 @@ def in_words(passes: float, updates: int = 2, unit: str = "updates a batch") -> 
     several = f"{NUMBERS.get(updates, updates)} {unit}"
     return (
         f"generation takes {told} training passes: {several} cost {times:.2g} times the time; they pay if they "
-        f"save {_share(saved)} of the completions ({most:.2g} times, and {_share(saved_at_most)}, with old log-probs "
-        "and a reference model)"
+        f"save {_share(saved)} of the completions (with the old log-probs and the reference model of the preset "
+        f"sample_efficient: {most:.2g} times, and {_share(saved_at_most)})"
     )
 
 

@@ -34,6 +34,7 @@ from .outcome import Outcome, outcome_of
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
 REPLACED, DEAD_AFTER = "replay/replaced_fraction", "replay/dead_fraction_after"
+USES, EPOCHS = "replay/uses_mean", "epoch"
 ESS, RATIO, SIZE = "replay/ess", "replay/ratio_mean", "replay/size"
 HIGHEST = "replay/highest_fraction"
 
@@ -149,7 +150,7 @@ GENERATIONS, USUAL_SIZE = "num_generations", 8
 WAS_LIVE = "steps with a live group"
 SILENT = "reward functions that never paid"
 UNSCORED = "steps without a reward"
-UNSOLVED = "share of groups that fail, of 8"
+UNSOLVED = "share of groups of 8 that fail"
 """Of another size those that would fail of 8 completions, at the same pass rate."""
 TOLD_APART = "dead groups told apart"
 """The log tells those that succeed from those that fail."""
@@ -176,10 +177,14 @@ COUNT_FIRST = Option(
     "(`mask_truncated_completions`)",
     Given("replay_dry_run", (True,)),
 )
+NO_PRESET = Given("replay_preset", (None,), one_of=False)
+PRESET = Option(
+    '`replay_preset="sample_efficient"`, with `num_iterations=2` and `beta=0.1` on a pretrained model', NO_PRESET
+)
 LIST_AGAIN = Option(
     '`replay_preset="sample_efficient"` if a list of prompts comes again and completions are what costs, with '
     "`num_iterations=2` and `beta=0.1` on a pretrained model",
-    Given("replay_preset", (None,), one_of=False),
+    NO_PRESET,
 )
 LEAST_DEAD = 0.95
 HELD_BACK = 0.25
@@ -188,12 +193,20 @@ COLLAPSED = (Bound(LOWEST, least=LEAST_DEAD), Bound(ENTROPY, most=0.1), Bound(BE
 TAUGHT_WITHOUT_REPLAY = (Bound(WAS_LIVE, least=1.0), Bound(UNSCORED, most=0.1), Given(WITHOUT_REPLAY, (True,)))
 """The log shows what its groups were without replay, and some of them taught something."""
 HARDLY_LIVE = (Bound(UNSOLVED, least=0.85), Bound(EARNED, least=0.5), *TAUGHT_WITHOUT_REPLAY)
+SOME_DEAD = (
+    Bound(UNSOLVED, most=0.85),
+    Bound(DEAD_EXACT, least=LITTLE_DEAD),
+    Bound(ALL_RIGHT, most=0.5),
+    *TAUGHT_WITHOUT_REPLAY,
+)
+AGAIN = 2.0
+"""Epochs from which on the prompts of a log have come again."""
 RULES = (
     Rule(
         "collapse",
         COLLAPSED,
         "The policy has collapsed: every group now gets the lowest reward, and completions hardly vary. Replay can't "
-        "undo that. Go back to an earlier checkpoint, with half the `learning_rate`.",
+        "undo that. Go back to a checkpoint from before, or begin again, with half the `learning_rate` or less.",
         "evidence.md#tiny-models",
     ),
     Rule(
@@ -206,8 +219,8 @@ RULES = (
             Given(TOLD_APART, (True,)),
         ),
         "Hardly a group is live any more, and completions hardly vary: the policy has become deterministic before it "
-        "solved the prompts. Replay can't bring variety back. Go back to an earlier checkpoint, with half the "
-        "`learning_rate`, or a higher `temperature`.",
+        "solved the prompts. Replay can't bring variety back. Go back to a checkpoint from before, or begin again, "
+        "with half the `learning_rate` or less, or a higher `temperature`.",
         "when-replay-pays.md#before-you-compare",
     ),
     Rule(
@@ -328,13 +341,16 @@ RULES = (
         "when-replay-pays.md#the-rule",
     ),
     Rule(
+        "list again",
+        (Bound(EPOCHS, least=AGAIN), *SOME_DEAD),
+        "These prompts come again. On lists like this, most runs with the preset reached stock's final accuracy with "
+        "fewer completions. If completions are what costs, set it.",
+        "when-replay-pays.md#the-rule",
+        options=(PRESET,),
+    ),
+    Rule(
         "dead groups",
-        (
-            Bound(DEAD_EXACT, least=LITTLE_DEAD),
-            Bound(UNSOLVED, most=0.85),
-            Bound(ALL_RIGHT, most=0.5),
-            *TAUGHT_WITHOUT_REPLAY,
-        ),
+        (*SOME_DEAD, Bound(EPOCHS, most=AGAIN - 0.01)),
         "Too few groups fail for replay's defaults to gain much: tune `learning_rate` first.",
         "when-replay-pays.md#the-rule",
         options=(COUNT_FIRST, LIST_AGAIN),
@@ -370,9 +386,21 @@ RULES = (
     ),
     Rule(
         "no correction",
-        (Bound(REPLACED, least=0.01), Given("replay_correction", ("none",)), OWN_SETTINGS),
+        (Given("replay_correction", ("none",)), OWN_SETTINGS),
         'Replayed rows train as if they were fresh. Set `replay_correction="ratio"`.',
         "evidence.md#methods-of-papers",
+        signs=(Bound(REPLACED, least=0.01), Bound(USES, least=2.0)),
+    ),
+    Rule(
+        "overused",
+        (Bound(USES, least=300.0), Bound(ALL_RIGHT, most=0.5)),
+        "A few stored groups are trained on again and again, and the policy learns them by heart. Store more groups, "
+        "take fewer updates a batch (`num_iterations`), or limit how often a group is used.",
+        "evidence.md#tiny-models",
+        options=(
+            Option("`replay_buffer_size=64`", Given("replay_buffer_size", (64,))),
+            Option("`replay_max_uses=12`", Given("replay_max_uses", (None,), one_of=False)),
+        ),
     ),
     Rule(
         "stale buffer",
@@ -428,6 +456,7 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
         ALL_RIGHT: 0.0,
         HIGHEST: 0.0,
         SILENT: 0.0,
+        EPOCHS: max(numbers(entries, EPOCHS), default=0.0),
         EARNED: _earned(entries, len(last), SUM if came_to is None else came_to.key),
         ROSE: came_to is not None and came_to.rose,
         TOLD_APART: labeled or attached,
@@ -566,10 +595,11 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
     last, facts = facts_of(log, settings)
     if not last:
         return f"{len(steps(log))} steps were logged, and {FEWEST} are needed", []
-    about = f"logged steps {last[0]:g} to {last[-1]:g}"
+    about = f"updates {last[0]:g} to {last[-1]:g}"
     applying = [rule for rule in RULES if rule.applies(facts)]
     if applying and applying[0].name in ("collapse", "deterministic"):
-        applying = applying[:1]  # nothing else helps before
+        causes = [rule for rule in applying if rule.name in ("no correction", "overused")]
+        applying = [applying[0], *causes]  # nothing else helps before
     return about, [rule.words(facts) for rule in applying]
 
 
@@ -609,32 +639,40 @@ def what_to_change(log: Log, settings: Mapping[str, Any], caps: Sequence[Advice]
         caps (`Sequence[Advice]`): What is known from elsewhere.
     """
     about, found = advise(log, settings)
-    return in_lines(about, [*found, *caps], outcome_of(log, settings.get("replay_reward")))
+    return in_lines(about, [*found, *caps], outcome_of(log, settings.get("replay_reward")), has_replayed(log))
 
 
-def in_lines(about: str, found: Sequence[Advice], came_to: Outcome | None) -> list[str]:
+def in_lines(about: str, found: Sequence[Advice], came_to: Outcome | None, replayed: bool = False) -> list[str]:
     """Describe advice in lines: a title and the first thing, then the others."""
     if not found:
-        return [f"what to change: {nothing(about, came_to)}"]
+        return [f"what to change: {nothing(about, came_to, replayed)}"]
     lines = [f"{change} ({seen}; {page})" for seen, change, page in found]
     return [f"what to change, by {about}: {lines[0]}", *(f"then: {line}" for line in lines[1:])]
 
 
-def nothing(about: str, came_to: Outcome | None) -> str:
-    """Describe that no rule applies, and no more than a log shows."""
+def has_replayed(log: Log) -> bool:
+    """Tell whether a log is of a run that trained on stored groups."""
+    return any(is_number(entry.get(USES)) for entry in log) and not only_counted(log)
+
+
+def nothing(about: str, came_to: Outcome | None, replayed: bool = False) -> str:
+    """Describe that no rule applies, and no more than a log shows: whether replay helped, another run tells."""
     if came_to is not None and came_to.generated_once:
         return _by_evaluations(came_to)
-    if not about.startswith("logged"):
+    if not about.startswith("updates"):
         return f"too few steps to tell: {about}, best with logging_steps=1"
+    unseen = f"nothing, by {about}"
+    if replayed:
+        unseen += "; whether replay helped, a run without it tells (trl-replay report)"
     if came_to is None or came_to.steps < FEWEST_TO_FALL:
-        return f"nothing, by {about}"
+        return unseen
     best, last = came_to.best, came_to.last
     if best - last > max(FALL * abs(best), FALL_ERRORS * came_to.error):
         return (
             f"no rule names a fault by {about}, but the reward fell from {best:.2g} to {last:.2g}: go back to a "
             "checkpoint from before, and try half the learning_rate"
         )
-    return f"nothing, by {about}" if came_to.rose else f"no rule names a fault by {about}, but the reward did not rise"
+    return unseen if came_to.rose else f"no rule names a fault by {about}, but the reward did not rise"
 
 
 def _by_evaluations(came_to: Outcome) -> str:

@@ -28,7 +28,7 @@ from ..advice.logged import (
     steps,
 )
 from ..advice.outcome import outcome_of
-from ..advice.rules import DEAD_AFTER, GENERATIONS, REPLACED, nothing
+from ..advice.rules import DEAD_AFTER, GENERATIONS, REPLACED, has_replayed, nothing
 from .charts import Line, line_chart
 from .inspection import SUMMARIZED, SUMMARY, advice_on, inspect
 from .log import buffer_in, read_log
@@ -104,7 +104,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None, reward: str 
         columns=SUMMARIZED,
         changed=changed,
         came_to=came_to,
-        about=f"By {about}" if advice else f"{nothing(about, came_to)}".capitalize(),
+        about=f"By {about}" if advice else f"{nothing(about, came_to, has_replayed(log))}".capitalize(),
         advice=advice,
     )
 

@@ -38,6 +38,8 @@ TOKENS_SEEN = "num_tokens"
 """TRL's running count of the tokens that it generated, and of their prompts: replayed ones are not counted again."""
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 LAST_NUMBER = re.compile(r"(\d+)\D*$")
+SEED = re.compile(r"[-_.]?(?:seed|(?<=[-_.])s)[-_.]?\d+$")
+"""The end of a folder's name that tells the seed: `-seed3`, `_s3`."""
 
 
 class Measure(NamedTuple):
@@ -158,6 +160,19 @@ def _between(updates: Floats, axis: Floats, at: Floats) -> Floats:
     """An axis that is known at `updates`, at others."""
     known = np.isfinite(axis)
     return np.interp(at, updates[known], axis[known]) if known.any() else np.full(len(at), np.nan)
+
+
+def read_runs(given: Sequence[str], completions: int | None = None) -> list[Run]:
+    """Read runs; folders without a label whose names differ by `-seed3`, `_s3`, or the like alone have one label.
+
+    Raises:
+        ReplayError: There is no log of GRPO, or it can't be read.
+    """
+    runs = [read_run(one, completions) for one in given]
+    return [
+        run._replace(label=SEED.sub("", run.label) or run.label) if not _labeled(one)[0] else run
+        for one, run in zip(given, runs, strict=True)
+    ]
 
 
 def read_run(given: str, completions: int | None = None) -> Run:

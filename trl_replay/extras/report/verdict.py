@@ -35,12 +35,14 @@ class Difference(NamedTuple):
         error (`float`): Its standard error; NaN where a setting has one run alone.
         interval (`tuple[float, float]`): In which it lies with a confidence of 95 %.
         pairs (`int`): Runs that pair by their seeds; 0 where they do not.
+        higher (`int`): Pairs in which the setting that ends higher on average does.
     """
 
     mean: float
     error: float
     interval: tuple[float, float]
     pairs: int
+    higher: int = 0
 
     @property
     def clear(self) -> bool:
@@ -52,10 +54,11 @@ def difference(first: Sequence[Run], second: Sequence[Run], key: str) -> Differe
     """Compare final values of two settings, seed by seed where both have the same seeds."""
     ends = [np.array([run.final(key) for run in runs]) for runs in (first, second)]
     mean = float(ends[1].mean() - ends[0].mean())
-    both = pairs(first, second)
+    both, higher = pairs(first, second), 0
     if both:
         gains = np.array([after.final(key) - before.final(key) for before, after in both])
         error, freedom = float(gains.std(ddof=1)) / math.sqrt(len(gains)), float(len(gains) - 1)
+        higher = int((gains * (1 if mean >= 0 else -1) > 0).sum())
     elif min(len(first), len(second)) > 1:
         parts = np.array([end.var(ddof=1) / len(end) for end in ends])  # Welch's
         error = math.sqrt(parts.sum())
@@ -64,7 +67,7 @@ def difference(first: Sequence[Run], second: Sequence[Run], key: str) -> Differe
     else:
         return Difference(mean, math.nan, (-math.inf, math.inf), 0)
     reach = quantile(freedom) * error
-    return Difference(mean, error, (mean - reach, mean + reach), len(both))
+    return Difference(mean, error, (mean - reach, mean + reach), len(both), higher)
 
 
 def pairs(first: Sequence[Run], second: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -89,7 +92,9 @@ class ToEnd(NamedTuple):
         level (`float`): That value, a mean over seeds.
         high, low (`str`): The labels of the settings, the one with the higher end first.
         axis (`int`): Which of `AXES`.
-        found (`list[Saved]`): Seed by seed; where seeds do not pair, one for the means of both.
+        found (`list[Saved]`): Seed by seed, where the lower one rose; where seeds do not pair, one for the means of
+            both.
+        flat (`int`): Seeds that are left out, for the lower one did not rise.
     """
 
     level: float
@@ -97,6 +102,7 @@ class ToEnd(NamedTuple):
     low: str
     axis: int
     found: list[Saved]
+    flat: int
 
 
 def to_end(first: Sequence[Run], second: Sequence[Run], key: str) -> ToEnd | None:
@@ -106,12 +112,18 @@ def to_end(first: Sequence[Run], second: Sequence[Run], key: str) -> ToEnd | Non
     means = [mean_curve(runs, key, axis) for runs in (first, second)]
     high, low = ((second, first), (first, second))[means[1].end < means[0].end]
     of_high, of_low = (mean_curve(runs, key, axis) for runs in (high, low))
-    last = of_low.values[-at_ends(len(of_low.values)) :]
-    if of_low.end - of_low.values[0] <= np.std(last):
+    if not _rose(of_low):
         return None
     seeds = [(one.curve(key, axis), other.curve(key, axis)) for one, other in pairs(high, low)]
-    found = [saved(one, other) for one, other in seeds or [(of_high, of_low)]]
-    return ToEnd(of_low.end, high[0].label, low[0].label, axis, found)
+    rising = [(one, other) for one, other in seeds if _rose(other)]
+    found = [saved(one, other) for one, other in rising or [(of_high, of_low)]]
+    return ToEnd(of_low.end, high[0].label, low[0].label, axis, found, len(seeds) - len(rising) if rising else 0)
+
+
+def _rose(curve: Curve) -> bool:
+    """Whether a curve ends above its beginning by more than its last values scatter."""
+    last = curve.values[-at_ends(len(curve.values)) :]
+    return bool(curve.end - curve.values[0] > np.std(last))
 
 
 def mean_curve(runs: Sequence[Run], key: str, axis: int) -> Curve:
@@ -210,8 +222,8 @@ def _compared(first: Sequence[Run], second: Sequence[Run], key: str, words: str)
     text = f"By {words}, {high[0].label} ends {abs(found.mean):.3g} above {low[0].label} ({ends})."
     if not math.isnan(found.error):
         least, most = sorted(sign * bound for bound in found.interval)
-        seeds = f"{found.pairs} pairs of seeds" if found.pairs else "seeds do not pair"
-        clear = "The difference is clear" if found.clear else "That is no clear difference"
+        seeds = f"higher on {found.higher} of {found.pairs} seeds" if found.pairs else "seeds do not pair"
+        clear = "The difference is clear" if found.clear else "That may be chance"
         text += (
             f" {clear}: {abs(found.mean):.3g} ± {found.error:.2g} (standard error; {seeds}), with 95 % confidence "
             f"{least:.3g} to {most:.3g}."
@@ -228,13 +240,15 @@ def _saved(first: Sequence[Run], second: Sequence[Run], key: str) -> str:
     high = median_and_range([one.to_end for one in found.found])
     low = median_and_range([one.own for one in found.found])
     shares = [1 - one.to_end / one.own for one in found.found]
-    fewer = _fewer(statistics.median(shares))
-    if len(shares) > 1:
-        fewer += f" in the median of {len(shares)} pairs of seeds ({_fewer(min(shares))} to {_fewer(max(shares))})"
-    text = (
-        f"To the value at which {found.low} ends ({found.level:.3g}), {found.high} took {high} {unit} and {found.low} "
-        f"{low}: {fewer}."
-    )
+    share, count = statistics.median(shares), len(shares)
+    goal = f"({found.level:.3g})" if count == 1 else f"on each seed ({found.level:.3g} on average)"
+    text = f"To the value at which {found.low} ends {goal}, {found.high} took {high} {unit} and {found.low} {low}"
+    text += f": {_fewer(share)}" if share >= 0 or count > 1 else f": {found.low} was there first, and then overtaken"
+    if count > 1:
+        text += f" in the median of {count} pairs of seeds ({_fewer(min(shares))} to {_fewer(max(shares))})"
+    if found.flat:
+        text += f"; {counted(found.flat, 'pair')} left out, for {found.low} did not rise there"
+    text += "."
     if found.axis:
         text += (
             f" Not all logs count completions, so {unit} are compared: to compare completions, give those of an "
