@@ -265,6 +265,7 @@ def draw(path: Path, is_narrow: bool) -> None:
         axis.set_ylabel("accuracy")
     for axis in axes[-1]:
         axis.set_xlabel("completions")
+    figure.get_layout_engine().set(h_pad=0.12)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 

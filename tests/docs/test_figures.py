@@ -186,11 +186,14 @@ def test_what_the_readme_says_of_the_preset_and_of_the_defaults_was_measured():
     savings = [
         (study.TASKS[task], each) for task in study.AGAIN for each in study.savings_of(done, task)["sample_efficient"]
     ]
-    savings += [
+    on_gpu = [
         (study.TASKS[task], each) for task in ratio.FIRST for each in ratio.savings_of_preset(ratio.finished(), task)
     ]
+    for runs, words in ((savings, "fewer completions on a CPU (the median of"), (on_gpu, "fewer on a GPU (of")):
+        times = 1 / np.median([saving.share for _, saving in runs])
+        assert f"{times:.1f} times {words} {len(runs)} runs)" in readme
+    savings += on_gpu
     shares = [saving.share for _, saving in savings]
-    assert f"with {1 / np.median(shares):.1f} times fewer completions: the median of {len(shares)} runs" in readme
     of_new = [study.savings_of(done, task)["sample_efficient"] for task in study.TASKS if task not in study.AGAIN]
     shares += [saving.share for savings_of_task in of_new for saving in savings_of_task]
     assert f"Over all {len(shares)} runs of the table, the median is {1 / np.median(shares):.1f}." in readme
@@ -208,12 +211,9 @@ def test_what_the_readme_says_of_the_preset_and_of_the_defaults_was_measured():
     assert "on none of five tasks did they save completions on every seed" in readme
 
 
-def test_the_run_that_the_readme_asks_about_is_stocks_first_one_on_chain_sum(tmp_path, said):
-    lines = [json.loads(line) for line in (RESULTS / "real_model.jsonl").read_text().splitlines()]
-    run = [line for line in lines if (line["arm"], line["rate"], line["seed"]) == ("stock", 1e-05, 0)]
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps({"step": line["batch"], **line}) + "\n" for line in run))
-    printed = " ".join(said("estimate", log).split())
+def test_the_run_that_the_readme_asks_about_is_one_of_stock_on_products(said):
+    """The log of TRL that `when_it_pays.py` keeps of stock, at its rate and on seed 0."""
+    printed = " ".join(said("estimate", RESULTS / "products_stock_log.jsonl").split())
     block = (ROOT / "README.md").read_text().partition("$ trl-replay estimate out")[2].partition("```")[0]
     outcome, _, figures = block.partition("what to change")[0].partition("│")
     assert " ".join(outcome.split()) in printed

@@ -181,11 +181,6 @@ NO_PRESET = Given("replay_preset", (None,), one_of=False)
 PRESET = Option(
     '`replay_preset="sample_efficient"`, with `num_iterations=2` and `beta=0.1` on a pretrained model', NO_PRESET
 )
-LIST_AGAIN = Option(
-    '`replay_preset="sample_efficient"` if a list of prompts comes again and completions are what costs, with '
-    "`num_iterations=2` and `beta=0.1` on a pretrained model",
-    NO_PRESET,
-)
 LEAST_DEAD = 0.95
 HELD_BACK = 0.25
 """Share of the slots that could be filled from which on a limit that left them is told."""
@@ -351,9 +346,10 @@ RULES = (
     Rule(
         "dead groups",
         (*SOME_DEAD, Bound(EPOCHS, most=AGAIN - 0.01)),
-        "Too few groups fail for replay's defaults to gain much: tune `learning_rate` first.",
+        "If a list of prompts comes again and completions are what costs, use the preset. If not, tune "
+        "`learning_rate` first: too few groups fail for replay's defaults to gain much.",
         "when-replay-pays.md#the-rule",
-        options=(COUNT_FIRST, LIST_AGAIN),
+        options=(PRESET, COUNT_FIRST),
     ),
     Rule(
         "small buffer",
@@ -396,7 +392,7 @@ RULES = (
         (Bound(USES, least=300.0), Bound(ALL_RIGHT, most=0.5)),
         "A few stored groups are trained on again and again, and the policy learns them by heart. Store more groups, "
         "take fewer updates a batch (`num_iterations`), or limit how often a group is used.",
-        "evidence.md#tiny-models",
+        "evidence.md#why-sample_efficient-learns-more",
         options=(
             Option("`replay_buffer_size=64`", Given("replay_buffer_size", (64,))),
             Option("`replay_max_uses=12`", Given("replay_max_uses", (None,), one_of=False)),
