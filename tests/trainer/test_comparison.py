@@ -11,7 +11,7 @@ from support import DEAD, HALF, LIVE, Rewards
 import trl_replay
 from trl_replay import ReplayError
 from trl_replay.extras.report.comparison import comparison
-from trl_replay.extras.report.runs import Run, read_run, read_runs
+from trl_replay.extras.report.runs import Run, read_run
 from trl_replay.testing import make_trainer
 
 STEPS = 6
@@ -139,7 +139,8 @@ def test_folders_that_differ_by_a_seed_need_no_label(tmp_path, runs):
     names = ["stock-seed0", "stock-seed1", "preset_s0", "lr1e-5", "lr1e-6", "size64", "size128", "seed3"]
     for name in names:
         shutil.copytree(runs / "stock", tmp_path / name)
-    read = read_runs([*(str(tmp_path / name) for name in names), f"mine={tmp_path / 'stock-seed0'}"])
+    given = [*(str(tmp_path / name) for name in names), f"mine={tmp_path / 'stock-seed0'}"]
+    read = [read_run(one) for one in given]
     assert [run.label for run in read] == ["stock", "stock", "preset", *names[3:], "mine"]
     assert [run.seed for run in read[:3]] == [0, 1, 0]
 

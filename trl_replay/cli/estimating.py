@@ -55,13 +55,10 @@ def _live(share: float) -> str:
     """The share of live groups, as one in so many where they are few."""
     if share == 0:
         return "no group"
-    return (
-        f"{_percent(share)} of the groups"
-        if share > 0.5
-        else f"1 group in {1 / share:,.0f}"
-        if share < 0.01
-        else f"1 group in {1 / share:.3g}"
-    )
+    if share > 0.5:
+        return f"{_percent(share)} of the groups"
+    many = 1 / share
+    return f"1 group in {many:.3g}" if many < 100 else f"1 group in {many:,.0f}"
 
 
 def _notes(found: Estimate) -> list[str]:

@@ -52,13 +52,13 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
 def _report(options: argparse.Namespace) -> int:
     from ..extras.report.comparison import comparison, verdict
     from ..extras.report.page import write_page, write_report
-    from ..extras.report.runs import read_runs
+    from ..extras.report.runs import read_run
 
     _refuse_unusable(options)
     if len(options.runs) == 1:
         path = write_report(options.runs[0], options.out, options.reward)
     else:
-        runs = read_runs(options.runs, options.completions)
+        runs = [read_run(given, options.completions) for given in options.runs]
         path = write_page(comparison(runs, options.reward, options.level), options.out or Path("report.html"))
         print(printable("\n".join(verdict(runs, options.reward))))
     print(f"written: {path}")

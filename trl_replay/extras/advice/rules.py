@@ -34,7 +34,7 @@ from .outcome import Outcome, outcome_of
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
 REPLACED, DEAD_AFTER = "replay/replaced_fraction", "replay/dead_fraction_after"
-USES, EPOCHS = "replay/uses_mean", "epoch"
+USES = "replay/uses_mean"
 ESS, RATIO, SIZE = "replay/ess", "replay/ratio_mean", "replay/size"
 HIGHEST = "replay/highest_fraction"
 
@@ -152,6 +152,8 @@ SILENT = "reward functions that never paid"
 UNSCORED = "steps without a reward"
 UNSOLVED = "share of groups of 8 that fail"
 """Of another size those that would fail of 8 completions, at the same pass rate."""
+CAME_AGAIN = "prompts came again"
+"""The log tells of two epochs; a dataset that lists a prompt twice does not show it."""
 TOLD_APART = "dead groups told apart"
 """The log tells those that succeed from those that fail."""
 COUNTED = "steps with a dead group, or with an exact count"
@@ -177,9 +179,9 @@ COUNT_FIRST = Option(
     "(`mask_truncated_completions`)",
     Given("replay_dry_run", (True,)),
 )
-NO_PRESET = Given("replay_preset", (None,), one_of=False)
 PRESET = Option(
-    '`replay_preset="sample_efficient"`, with `num_iterations=2` and `beta=0.1` on a pretrained model', NO_PRESET
+    '`replay_preset="sample_efficient"`, with `num_iterations=2` and `beta=0.1` on a pretrained model',
+    Given("replay_preset", (None,), one_of=False),
 )
 LEAST_DEAD = 0.95
 HELD_BACK = 0.25
@@ -194,8 +196,9 @@ SOME_DEAD = (
     Bound(ALL_RIGHT, most=0.5),
     *TAUGHT_WITHOUT_REPLAY,
 )
-AGAIN = 2.0
-"""Epochs from which on the prompts of a log have come again."""
+NOTHING_ELSE_HELPS = ("collapse", "deterministic")
+"""Rules after which no other is told, but those that may have led there."""
+LED_THERE = ("no correction", "overused")
 RULES = (
     Rule(
         "collapse",
@@ -337,15 +340,15 @@ RULES = (
     ),
     Rule(
         "list again",
-        (Bound(EPOCHS, least=AGAIN), *SOME_DEAD),
-        "These prompts come again. On lists like this, most runs with the preset reached stock's final accuracy with "
-        "fewer completions. If completions are what costs, set it.",
+        (*SOME_DEAD, Given(CAME_AGAIN, (True,))),
+        "These prompts come again. If completions are what costs, use the preset: on lists like this, most of its "
+        "runs reached stock's final accuracy with fewer.",
         "when-replay-pays.md#the-rule",
         options=(PRESET,),
     ),
     Rule(
         "dead groups",
-        (*SOME_DEAD, Bound(EPOCHS, most=AGAIN - 0.01)),
+        (*SOME_DEAD, Given(CAME_AGAIN, (False,))),
         "If a list of prompts comes again and completions are what costs, use the preset. If not, tune "
         "`learning_rate` first: too few groups fail for replay's defaults to gain much.",
         "when-replay-pays.md#the-rule",
@@ -452,7 +455,7 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
         ALL_RIGHT: 0.0,
         HIGHEST: 0.0,
         SILENT: 0.0,
-        EPOCHS: max(numbers(entries, EPOCHS), default=0.0),
+        CAME_AGAIN: max(numbers(entries, "epoch"), default=0.0) >= 2,
         EARNED: _earned(entries, len(last), SUM if came_to is None else came_to.key),
         ROSE: came_to is not None and came_to.rose,
         TOLD_APART: labeled or attached,
@@ -593,9 +596,8 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
         return f"{len(steps(log))} steps were logged, and {FEWEST} are needed", []
     about = f"updates {last[0]:g} to {last[-1]:g}"
     applying = [rule for rule in RULES if rule.applies(facts)]
-    if applying and applying[0].name in ("collapse", "deterministic"):
-        causes = [rule for rule in applying if rule.name in ("no correction", "overused")]
-        applying = [applying[0], *causes]  # nothing else helps before
+    if applying and applying[0].name in NOTHING_ELSE_HELPS:
+        applying = [applying[0], *(rule for rule in applying if rule.name in LED_THERE)]
     return about, [rule.words(facts) for rule in applying]
 
 

@@ -162,21 +162,8 @@ def _between(updates: Floats, axis: Floats, at: Floats) -> Floats:
     return np.interp(at, updates[known], axis[known]) if known.any() else np.full(len(at), np.nan)
 
 
-def read_runs(given: Sequence[str], completions: int | None = None) -> list[Run]:
-    """Read runs; folders without a label whose names differ by `-seed3`, `_s3`, or the like alone have one label.
-
-    Raises:
-        ReplayError: There is no log of GRPO, or it can't be read.
-    """
-    runs = [read_run(one, completions) for one in given]
-    return [
-        run._replace(label=SEED.sub("", run.label) or run.label) if not _labeled(one)[0] else run
-        for one, run in zip(given, runs, strict=True)
-    ]
-
-
 def read_run(given: str, completions: int | None = None) -> Run:
-    """Read a run, `folder` or `label=folder`.
+    """Read a run, `folder` or `label=folder`. Without a label, the folder's name is it, but for a seed.
 
     Raises:
         ReplayError: There is no log of GRPO, or it can't be read.
@@ -189,7 +176,8 @@ def read_run(given: str, completions: int | None = None) -> Run:
     if COUNTED_STEP in log[0]:
         raise ReplayError(f"{path} names no steps, by which runs are compared: give the run's output_dir, or a file.")
     counts = settings_of(path).get("replay_reward") or judged_by(log)
-    return Run(label or path.resolve().name, log, completions, evaluations(entries), counts, seed_of(path))
+    name = path.resolve().name
+    return Run(label or SEED.sub("", name) or name, log, completions, evaluations(entries), counts, seed_of(path))
 
 
 def evaluations(entries: Log) -> Log:

@@ -239,22 +239,27 @@ def _saved(first: Sequence[Run], second: Sequence[Run], key: str) -> str:
     unit = AXES[found.axis].partition(" ")[0]
     high = median_and_range([one.to_end for one in found.found])
     low = median_and_range([one.own for one in found.found])
-    shares = [1 - one.to_end / one.own for one in found.found]
-    share, count = statistics.median(shares), len(shares)
-    goal = f"({found.level:.3g})" if count == 1 else f"on each seed ({found.level:.3g} on average)"
-    text = f"To the value at which {found.low} ends {goal}, {found.high} took {high} {unit} and {found.low} {low}"
-    text += f": {_fewer(share)}" if share >= 0 or count > 1 else f": {found.low} was there first, and then overtaken"
-    if count > 1:
-        text += f" in the median of {count} pairs of seeds ({_fewer(min(shares))} to {_fewer(max(shares))})"
+    goal = f"({found.level:.3g})" if len(found.found) == 1 else f"on each seed ({found.level:.3g} on average)"
+    text = f"To the value at which {found.low} ends {goal}, {found.high} took {high} {unit} and {found.low} {low}: "
+    text += f"{_shares(found)}."
     if found.flat:
-        text += f"; {counted(found.flat, 'pair')} left out, for {found.low} did not rise there"
-    text += "."
+        text += f" Without {counted(found.flat, 'pair')} of seeds in which {found.low} did not rise."
     if found.axis:
         text += (
             f" Not all logs count completions, so {unit} are compared: to compare completions, give those of an "
             "update with --completions."
         )
     return text
+
+
+def _shares(found: ToEnd) -> str:
+    """What the higher one saved, in words."""
+    shares = [1 - one.to_end / one.own for one in found.found]
+    share, count = statistics.median(shares), len(shares)
+    if count > 1:
+        ends = f"{_fewer(min(shares))} to {_fewer(max(shares))}"
+        return f"{_fewer(share)} in the median of {count} pairs of seeds ({ends})"
+    return _fewer(share) if share >= 0 else f"{found.low} was there first, and then overtaken"
 
 
 def _fewer(share: float) -> str:
