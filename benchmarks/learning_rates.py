@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import updates_per_batch
 import when_it_pays as study
+import when_it_pays_report as report
 from when_it_pays import Run
 
 RESULTS = Path(__file__).parent / "results" / "learning_rates.jsonl"
@@ -36,7 +37,7 @@ QUEUE = [
     *(("french", "stock, KL 0.02", rate) for rate in FRENCH),
 ]
 """Tasks, arms, and rates, those first that matter most."""
-DRAWN = {"stock": "#666666", "stock, KL 0.02": "#b35900", "sample_efficient": "#1a7f37"}
+DRAWN = {"stock, KL 0.02": "#b35900", **report.DRAWN}
 """The arms of the picture, with their colors."""
 
 
@@ -109,8 +110,8 @@ def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
             rates, values = list(found), np.array(list(found.values()))
             axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
             axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
-            named.append((rates[-1], values[-1].mean(), "preset" if arm == "sample_efficient" else arm, color))
-        _name_ends(axis, named)
+            named.append((rates[-1], values[-1].mean(), arm, color))
+        report.name_ends(axis, named)
         rates = list(ends(done, task, "stock"))
         axis.set(title=f"{task}, 3 seeds", xscale="log", ylim=(0, 1), ylabel="accuracy at the end")
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
@@ -119,14 +120,6 @@ def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
     axes[-1, 0].set_xlabel("learning rate")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
-
-
-def _name_ends(axis: Any, named: list[tuple[float, float, str, str]], apart: float = 0.08) -> None:
-    """Name each line where it ends, at least so far apart."""
-    height = -apart
-    for at, end, name, color in sorted(named, key=lambda one: one[1]):
-        height = max(end, height + apart)
-        axis.annotate(name, (at, height), (10, 0), textcoords="offset points", color=color, va="center")
 
 
 def work(path: Path) -> None:

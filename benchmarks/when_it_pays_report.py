@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
@@ -247,20 +247,7 @@ def draw(path: Path, is_narrow: bool) -> None:
     size = 4.6 * columns, 4.2 * rows
     figure, axes = pyplot.subplots(rows, columns, figsize=size, sharey=True, layout="constrained")
     for axis, panel in zip(axes.flat, shown.flat, strict=True):
-        of_arms, batch = panel.of_arms, panel.batch
-        for arm, color in DRAWN.items():
-            runs = of_arms[arm]
-            measured = np.unique(np.concatenate([run.generated for run in runs]))  # not every seed at the same batches
-            values = np.array([np.interp(measured, run.generated, run.values) for run in runs])
-            completed, mean = batch * measured, values.mean(axis=0)
-            axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
-            axis.plot(completed, mean, color=color, linewidth=2.5)
-        _name_ends(axis, panel)
-        goal = float(np.mean([run.end for run in of_arms["stock"]]))
-        axis.axhline(goal, color="#666666", linewidth=1, linestyle="--")
-        _mark_crossings(axis, of_arms, batch)
-        axis.set(title=panel.title, ylim=(0, 0.95), xlim=(0, completed[-1]))
-        axis.spines[["top", "right"]].set_visible(False)
+        _draw_panel(axis, panel)
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy")
     for axis in axes[-1]:
@@ -270,14 +257,47 @@ def draw(path: Path, is_narrow: bool) -> None:
     pyplot.close(figure)
 
 
-def _name_ends(axis: Any, panel: Panel) -> None:
-    """Name each line where it ends, the higher one above the lower."""
-    ends = {arm: float(np.mean([run.end for run in panel.of_arms[arm]])) for arm in DRAWN}
-    last = panel.batch * panel.of_arms["stock"][0].generated[-1]
-    for arm, shift in zip(sorted(ends, key=ends.__getitem__), (-8, 8), strict=True):
+def draw_products(path: Path) -> None:
+    """One panel of that picture: *products* on a CPU."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["font.size"] = 19
+    figure, axis = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
+    (_, panel), *_ = panels()
+    _draw_panel(axis, panel)
+    axis.set_title(f"{len(panel.of_arms['stock'])} runs each of SmolLM2-135M on the list products", fontsize=17)
+    axis.set(xlabel="completions", ylabel="accuracy")
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _draw_panel(axis: Any, panel: Panel) -> None:
+    named = []
+    for arm, color in DRAWN.items():
+        runs = panel.of_arms[arm]
+        measured = np.unique(np.concatenate([run.generated for run in runs]))  # not every seed at the same batches
+        values = np.array([np.interp(measured, run.generated, run.values) for run in runs])
+        completed, mean = panel.batch * measured, values.mean(axis=0)
+        axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
+        axis.plot(completed, mean, color=color, linewidth=2.5)
+        named.append((completed[-1], mean[-1], arm, color))
+    name_ends(axis, named)
+    axis.axhline(named[0][1], color="#666666", linewidth=1, linestyle="--")
+    _mark_crossings(axis, panel.of_arms, panel.batch)
+    axis.set(title=panel.title, ylim=(0, 0.95), xlim=(0, named[0][0]))
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def name_ends(axis: Any, named: Iterable[tuple[float, float, str, str]], apart: float = 0.08) -> None:
+    """Name each line where it ends (its place, value, arm, and color), at least so far apart."""
+    height = -apart
+    for place, value, arm, color in sorted(named, key=lambda line: line[1]):
+        height = max(value, height + apart)
         name = "preset" if arm == "sample_efficient" else arm
-        place = last, ends[arm]
-        axis.annotate(name, place, (6, shift), textcoords="offset points", color=DRAWN[arm], va="center")
+        axis.annotate(name, (place, height), (8, 0), textcoords="offset points", color=color, va="center")
 
 
 def _mark_crossings(axis: Any, of_arms: dict[str, list[Measured]], batch: int) -> None:
@@ -327,4 +347,5 @@ if __name__ == "__main__":
     else:
         draw(RESULTS / "completions.png", is_narrow=False)
         draw(RESULTS / "completions_narrow.png", is_narrow=True)
+        draw_products(RESULTS / "products.png")
         print("\n".join([*table(dots()), "", f"The rule is right for {verdict(dots())}."]))

@@ -236,10 +236,10 @@ def test_what_people_search_for_stands_on_a_page(words):
 
 
 def test_a_page_or_a_report_shows_every_picture_of_the_benchmarks():
-    pages = [DOCS / "evidence.md", *(ROOT / "benchmarks" / "reports").glob("*.md")]
+    pages = [ROOT / "README.md", DOCS / "evidence.md", *(ROOT / "benchmarks" / "reports").glob("*.md")]
     shown = "".join(page.read_text() for page in pages)
     for picture in (ROOT / "benchmarks" / "results").glob("*.png"):
-        assert f"results/{picture.name})" in shown, f"no page or report shows {picture.name}"
+        assert f"results/{picture.name}" in shown, f"no page or report shows {picture.name}"
 
 
 def test_what_builds_the_site_is_pinned():
