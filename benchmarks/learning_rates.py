@@ -32,8 +32,8 @@ RESULTS = Path(__file__).parent / "results" / "learning_rates.jsonl"
 PRODUCTS, FRENCH = (3e-6, 1e-5, 3e-5, 1e-6), (2e-5, 8e-5, 1e-5, 5e-6, 4e-5)
 QUEUE = [
     *(("products", arm, rate) for rate in PRODUCTS for arm in ("sample_efficient", "stock")),
-    *(("products", "stock, KL 0.02", rate) for rate in PRODUCTS),
     *(("french", arm, rate) for rate in FRENCH for arm in ("sample_efficient", "stock")),
+    *(("products", "stock, KL 0.02", rate) for rate in PRODUCTS),
     *(("french", "stock, KL 0.02", rate) for rate in FRENCH),
 ]
 """Tasks, arms, and rates, those first that matter most."""
