@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import completions
 import numpy as np
 import torch
 import updates_per_batch
@@ -29,6 +30,7 @@ import when_it_pays_report as report
 from when_it_pays import Run
 
 RESULTS = Path(__file__).parent / "results" / "learning_rates.jsonl"
+TASKS = ("products", "french")
 PRODUCTS, FRENCH = (3e-6, 1e-5, 3e-5, 1e-6), (2e-5, 8e-5, 1e-5, 5e-6, 4e-5)
 QUEUE = [
     *(("products", arm, rate) for rate in PRODUCTS for arm in ("sample_efficient", "stock")),
@@ -37,6 +39,7 @@ QUEUE = [
     *(("french", "stock, KL 0.02", rate) for rate in FRENCH),
 ]
 """Tasks, arms, and rates, those first that matter most."""
+WORDS = ("none", "one", "two", "three", "four", "five")
 DRAWN = {"stock, KL 0.02": "#b35900", **report.DRAWN}
 """The arms of the picture, with their colors."""
 
@@ -73,19 +76,67 @@ def ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> dict[flo
     return found
 
 
-def told(done: dict[Run, list[dict[str, Any]]]) -> str:
-    """The sentence of README."""
+def told(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
+    """The sentence of docs/evidence.md."""
 
     def listed(values: Iterable[str]) -> str:
         *most, last = values
         return f"{', '.join(most)}, and {last}"
 
-    stock, preset = ends(done, "products", "stock"), ends(done, "products", "sample_efficient")
+    stock, preset = ends(done, task, "stock"), ends(done, task, "sample_efficient")
     assert list(stock) == list(preset)
     means = [listed(f"{np.mean(values):.2f}" for values in of.values()) for of in (preset, stock)]
     return (
         f"at learning rates of {listed(f'{rate:g}' for rate in stock)}, it ends at {means[0]}, and stock at {means[1]}"
     )
+
+
+def best_of(done: dict[Run, list[dict[str, Any]]], task: str, arm: str = "stock") -> float:
+    """The rate of the highest mean accuracy at the end."""
+    means = {rate: float(np.mean(values)) for rate, values in ends(done, task, arm).items()}
+    return max(means, key=means.__getitem__)
+
+
+def against_best(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[float, list[completions.Saving]]:
+    """Of each rate of the preset, beside stock at the best of its rates, by seed. The rate is chosen after the runs
+    that it is compared on, which favors stock."""
+    best = best_of(done, task)
+
+    def measured(arm: str, rate: float, seed: int) -> completions.Measured:
+        run = Run(task, arm, rate, seed)
+        return completions.Measured.of(done[run], study.TASKS[task].batch)
+
+    return {
+        rate: [
+            completions.saving(measured("stock", best, seed), measured("sample_efficient", rate, seed))
+            for seed in updates_per_batch.SEEDS
+        ]
+        for rate in ends(done, task, "sample_efficient")
+    }
+
+
+def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row a task and a rate of the preset, as Markdown."""
+    rows = [
+        "| task | stock's best rate | the preset's rate | times fewer | get there | end |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task in TASKS:
+        for rate, savings in against_best(done, task).items():
+            there = sum(saving.share < np.inf for saving in savings)
+            end = np.mean([saving.end for saving in savings])
+            times = completions.times_fewer([saving.share for saving in savings])
+            rows.append(
+                f"| {task} | {best_of(done, task):g} | {rate:g} | {times} | {there} of {len(savings)} | {end:.2f} |"
+            )
+    return rows
+
+
+def above(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
+    """At how many rates the preset's mean accuracy at the end is above stock's at its best rate, in words."""
+    best = np.mean(ends(done, task, "stock")[best_of(done, task)])
+    means = [np.mean(values) for values in ends(done, task, "sample_efficient").values()]
+    return f"{WORDS[sum(mean > best for mean in means)]} of {WORDS[len(means)]}"
 
 
 def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
@@ -97,7 +148,7 @@ def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
     from matplotlib import pyplot
 
     pyplot.rcParams["font.size"] = 19  # can be read on a phone
-    tasks = [task for task in ("products", "french") if len(ends(done, task, "stock")) > 1]
+    tasks = [task for task in TASKS if len(ends(done, task, "stock")) > 1]
     figure, axes = pyplot.subplots(
         len(tasks), figsize=(9, 4.8 * len(tasks)), layout="constrained", squeeze=False, sharey=True
     )
@@ -150,8 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.collect:
         print("\n".join(f"{run.name}: collected" for run in collect(path)))
     elif options.table:
-        tables = (updates_per_batch.curve(finished(path), task) for task in ("products", "french"))
-        print("\n\n".join("\n".join(rows) for rows in tables))
+        tables = (updates_per_batch.curve(finished(path), task) for task in TASKS)
+        print("\n\n".join("\n".join(rows) for rows in (*tables, table(finished(path)))))
         draw(finished(path), RESULTS.with_suffix(".png"))
     else:
         os.nice(19)

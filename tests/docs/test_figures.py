@@ -31,7 +31,8 @@ def of_updates(ratio):
 
 
 def of_rates(rates):
-    return [rates.updates_per_batch.curve(rates.finished(), "products")]
+    done = rates.finished()
+    return [*(rates.updates_per_batch.curve(done, task) for task in rates.TASKS), rates.table(done)]
 
 
 def of_refill(refill):
@@ -227,8 +228,11 @@ def test_the_run_that_the_readme_asks_about_is_one_of_stock_on_products(said):
 
 def test_what_pages_say_of_learning_rates_was_measured():
     rates = importlib.import_module("learning_rates")
-    for page in (ROOT / "README.md", ROOT / "docs" / "evidence.md"):
-        assert rates.told(rates.finished()) in " ".join(page.read_text().split())
+    done = rates.finished()
+    readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
+    for task in rates.TASKS:
+        assert rates.told(done, task) in evidence
+        assert f"{rates.above(done, task)} on *{task}*" in readme
 
 
 def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():
