@@ -253,8 +253,16 @@ def savings_of_preset(done: dict[Run, list[dict[str, Any]]], name: str) -> list[
 
 
 def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
-    """Further rows of the study's headline, for the README."""
-    return [study.of_preset(f"{name}, GPU", TASKS[name], savings_of_preset(done, name)) for name in FIRST]
+    """The README's table, as Markdown: a row a task on a CPU, as the study ran it, and on a GPU."""
+    of_study = study.finished()
+    rows = ["| task | times fewer | completions | accuracy |", "|---|---|---|---|"]
+    for name in sorted(study.TASKS, key=lambda name: name not in study.AGAIN):
+        told = f"{name}, {'CPU' if name in study.AGAIN else 'new'}"
+        savings = study.savings_of(of_study, name)["sample_efficient"]
+        rows.append(study.of_preset(told, study.TASKS[name], savings))
+        if name in FIRST:
+            rows.append(study.of_preset(f"{name}, GPU", TASKS[name], savings_of_preset(done, name)))
+    return rows
 
 
 def beside(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
@@ -361,7 +369,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join([*(run.name for run in runs), f"{hours(runs):.0f} hours of a core"]))
     elif options.table:
         done = finished(path)
-        print("\n".join(report(done)))
+        print("\n".join([*report(done), "", *headline(done)]))
     else:
         os.nice(19)
         work(path)

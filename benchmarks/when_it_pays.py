@@ -607,26 +607,18 @@ def savings_of(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, li
     }
 
 
-def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
-    """A row a task, as Markdown: what the preset saves, for the README."""
-    rows = ["| task | preset / stock | times fewer | accuracy |", "|---|---|---|---|"]
-    for name in sorted(TASKS, key=lambda name: name not in AGAIN):
-        told = f"{name}, {'a list' if name in AGAIN else 'new'}"
-        rows.append(of_preset(told, TASKS[name], savings_of(done, name)["sample_efficient"]))
-    return rows
-
-
 def of_preset(told: str, task: Task, savings: list[completions.Saving]) -> str:
-    """A row of that table: medians, the range of what is saved, and the mean ends of stock and of the preset."""
+    """A row of the README's table, as Markdown: medians, the range of what is saved, and the mean ends of stock and of
+    the preset."""
     ends = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
-    there, stock = (
+    stock, there = (
         completions.median_and_range([completions.middle([task.batch * spent.generated for spent in of_arm])])
-        for of_arm in ([saving.arm for saving in savings], [saving.stock for saving in savings])
+        for of_arm in ([saving.stock for saving in savings], [saving.arm for saving in savings])
     )
     times = completions.times_fewer([saving.share for saving in savings])
     if times == "–":
         times = f"on {sum(saving.share < 1 for saving in savings)} of {len(savings)} seeds"
-    return f"| {told} | {there} / {stock} | {times} | {ends[0]:.2f} → {ends[1]:.2f} |"
+    return f"| {told} | {times} | {stock} → {there} | {ends[0]:.2f} → {ends[1]:.2f} |"
 
 
 def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:

@@ -132,6 +132,20 @@ def test_second_run_trains_twice_on_what_the_first_run_exported(tmp_path):
     assert [row[-3:-1] for row in table[1:]] == [["384", "6"], ["64", "6"], ["64", "6"]]
 
 
+def test_products_trains_stock_and_the_preset_on_as_many_completions(local):
+    out = fork("products.py", "--model", "model", "--passes", 1, cwd=local)
+    told = [line for line in out.splitlines() if re.match("(stock|preset): ", line)]
+    assert [line.partition(",")[0] for line in told] == ["stock: 192 completions", "preset: 192 completions"]
+
+
+def test_products_pays_for_a_product_of_two_factors_above_1(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    is_product = importlib.import_module("products").is_product
+    right = ["3 * 4", " 2*6.", "6 * 2\n14 = 2 * 7"]
+    wrong = ["1 * 12", "3 * 5", "3 * 4 = 12", "12", "3 * 4 * 1", "3 *\n4"]
+    assert is_product(right + wrong, [12] * 9) == [1.0] * 3 + [0.0] * 6
+
+
 def test_smollm2_reasoning_prints_every_step_of_a_smoke_run(tmp_path):
     out = fork("smollm2_reasoning.py", "--smoke", "--steps", 6, "--cache", tmp_path / "cache", cwd=tmp_path)
     lines = out.splitlines()

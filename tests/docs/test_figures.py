@@ -182,34 +182,36 @@ def test_what_the_readme_says_of_the_preset_and_of_the_defaults_was_measured():
     study, readme = report.study, " ".join((ROOT / "README.md").read_text().split())
     done = study.finished()
     ratio = importlib.import_module("updates_per_batch")
-    rows = [*study.headline(done), *ratio.headline(ratio.finished())]
-    assert "\n".join(rows) in (ROOT / "README.md").read_text()
+    assert "\n".join(ratio.headline(ratio.finished())) in (ROOT / "README.md").read_text()
     savings = [
         (study.TASKS[task], each) for task in study.AGAIN for each in study.savings_of(done, task)["sample_efficient"]
     ]
     on_gpu = [
         (study.TASKS[task], each) for task in ratio.FIRST for each in ratio.savings_of_preset(ratio.finished(), task)
     ]
-    for runs, words in ((savings, "fewer completions on a CPU (the median of"), (on_gpu, "fewer on a GPU (of")):
-        times = 1 / np.median([saving.share for _, saving in runs])
-        assert f"{times:.1f} times {words} {len(runs)} runs)" in readme
+    on_products = [
+        1 / np.median([saving.share for task, saving in runs if task == study.TASKS["products"]])
+        for runs in (savings, on_gpu)
+    ]
+    cpu, gpu = (f"{times:.1f} times fewer" for times in on_products)
+    assert f"with {cpu} completions on a CPU, and {gpu} on a GPU** (*products*" in readme
     savings += on_gpu
     shares = [saving.share for _, saving in savings]
     of_new = [study.savings_of(done, task)["sample_efficient"] for task in study.TASKS if task not in study.AGAIN]
     shares += [saving.share for savings_of_task in of_new for saving in savings_of_task]
-    assert f"Over all {len(shares)} runs of the table, the median is {1 / np.median(shares):.1f}." in readme
+    assert f"over all {len(shares)} runs, it is {1 / np.median(shares):.1f}." in readme
     gaps = [(each.stock.generated - each.arm.generated) / task.accuracy_every for task, each in savings]
     assert sum(np.isinf(gap) for gap in gaps) == 1, "never"
     assert sum(0 <= gap < 1 for gap in gaps) == 3, "less than from one measurement to the next"
+    assert sum(gap >= 1 for gap in gaps) == 10
+    assert "Of the 14 on lists, 10 saved more than the gap between two evaluations, 3 less than that, and 1" in readme
     of_defaults = {dot.task: dot for dot in report.dots() if dot.arm == "defaults"}
     stuck = sorted(dot.gain for dot in of_defaults.values() if dot.unsolved >= report.STUCK)
     assert len(stuck) == 4
     assert stuck[0] < 0.05
-    assert (
-        f"on three of four toy tasks like this they gained {stuck[1]:.2f} to {stuck[-1]:.2f} of the reward" in readme
-    )
+    assert f"on three of four toy tasks like this, it gained {stuck[1]:.2f} to {stuck[-1]:.2f} of the reward" in readme
     assert [dot.saves for dot in of_defaults.values() if dot.is_real] == [False] * 5
-    assert "on none of five tasks did they save completions on every seed" in readme
+    assert "On none of five tasks did that save completions on every seed" in readme
 
 
 def test_the_run_that_the_readme_asks_about_is_one_of_stock_on_products(said):
@@ -233,6 +235,22 @@ def test_what_pages_say_of_learning_rates_was_measured():
     for task in rates.TASKS:
         assert rates.told(done, task) in evidence
         assert f"{rates.above(done, task)} on *{task}*" in readme
+
+
+def test_what_the_readme_says_of_stock_at_its_best_rate_was_measured():
+    rates, readme = importlib.import_module("learning_rates"), " ".join((ROOT / "README.md").read_text().split())
+    done, on_gpu = rates.finished(), rates.updates_per_batch.finished()
+    tuned = rates.study.chosen_rates(rates.study.finished())
+    best, by_rate = rates.best_of(done, "french"), rates.against_best(done, "french")
+    assert 2 * best == tuned["french", "stock"]
+    shares = [saving.share for saving in by_rate[tuned["french", "sample_efficient"]]]
+    times = rates.completions.times_fewer(shares)
+    assert f"Of that, the preset saves {times.replace(' (', ' times (')} on a CPU" in readme
+    assert f"On a second list, it took {times[:3]} to 2.1 times fewer on a CPU" in readme
+    (savings,) = rates.against_best(on_gpu, "french").values()
+    assert rates.best_of(on_gpu, "french") == best
+    there = sum(np.isfinite(saving.share) for saving in savings)
+    assert f"on a GPU, it gets there on {there} of {len(savings)} seeds" in readme
 
 
 def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():
