@@ -86,7 +86,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--learning-rates", type=float, nargs=2, default=[3e-6, 1e-5], help="of stock and the preset")
-    parser.add_argument("--passes", type=int, default=16, help="over the list")
+    parser.add_argument("--passes", type=int, default=8, help="over the list")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="out/products")
     options = parser.parse_args()

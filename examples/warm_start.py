@@ -46,7 +46,9 @@ def main():
     stock = train(out / "stock", use_replay=False)
     # without the teacher's log-probs, ratios count from the untrained policy: topr does not clip right answers by them
     taught = train(out / "taught", replay_warm_start=str(teacher), replay_correction="topr")
-    print(f"right answers in the last 10 updates: {stock:.0%} with stock GRPO, {taught:.0%} with the teacher's groups")
+    print("right answers in the last 10 updates:")
+    print(f"{stock:.0%} with stock GRPO")
+    print(f"{taught:.0%} with the teacher's groups")
 
 
 def train(out, **replay):

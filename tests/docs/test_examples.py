@@ -175,7 +175,7 @@ def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("warm_start.py", "right answers in the last 10 updates: "), ("export_buffer.py", "the highest advantage, ")],
+    [("warm_start.py", "right answers in the last 10 updates:\n"), ("export_buffer.py", "the highest advantage, ")],
 )
 def test_the_examples_run(tmp_path, name, words):
     assert words in fork(name, "--out", tmp_path / "out", cwd=tmp_path)
