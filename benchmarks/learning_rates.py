@@ -132,6 +132,13 @@ def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
+def ranges(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
+    """Between which values the preset ends over the rates, and stock, in words of README."""
+    means = ([np.mean(of) for of in ends(done, task, arm).values()] for arm in ("sample_efficient", "stock"))
+    preset, stock = (f"{min(of_arm):.2f} to {max(of_arm):.2f}" for of_arm in means)
+    return f"at {preset}, and stock at {stock}"
+
+
 def above(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
     """At how many rates the preset's mean accuracy at the end is above stock's at its best rate, in words."""
     best = np.mean(ends(done, task, "stock")[best_of(done, task)])

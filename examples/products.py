@@ -11,7 +11,7 @@
     python examples/products.py --model Qwen/Qwen2.5-1.5B --learning-rates 1e-6 3e-6
 
 The list is *products* of the README: 24 numbers, each to be written as a product of two factors. Both arms generate
-the same number of completions, 32 a batch, and train at the learning rates that a pilot chose for them.
+as many completions, 32 a batch, and train at the learning rates that a pilot chose for this model.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def trained(arm, learning_rate, options):
         gradient_checkpointing=False,
         seed=options.seed,
         use_cpu=not cuda,
-        bf16=cuda,
+        bf16=True,
         logging_steps=1,
         save_strategy="no",
         report_to="none",

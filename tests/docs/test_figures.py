@@ -234,7 +234,9 @@ def test_what_pages_say_of_learning_rates_was_measured():
     readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
     for task in rates.TASKS:
         assert rates.told(done, task) in evidence
-        assert f"{rates.above(done, task)} on *{task}*" in readme
+        rate = rates.ends(done, task, "stock")
+        assert f"a {max(rate) / min(rate):.0f}-fold range on *{task}*, it ends {rates.ranges(done, task)}" in readme
+        assert f"{rates.above(done, task)} rates on *{task}*" in readme
 
 
 def test_what_the_readme_says_of_stock_at_its_best_rate_was_measured():
