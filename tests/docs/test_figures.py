@@ -235,7 +235,7 @@ def test_what_pages_say_of_learning_rates_was_measured():
     for task in rates.TASKS:
         assert rates.told(done, task) in evidence
         rate = rates.ends(done, task, "stock")
-        assert f"a {max(rate) / min(rate):.0f}-fold range on *{task}*, it ends {rates.ranges(done, task)}" in readme
+        assert f"{max(rate) / min(rate):.0f}-fold range on *{task}*, it ends {rates.ranges(done, task)}" in readme
         assert f"{rates.above(done, task)} rates on *{task}*" in readme
 
 
