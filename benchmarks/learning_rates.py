@@ -176,6 +176,7 @@ def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
         axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1, 0].set_xlabel("learning rate")
+    figure.get_layout_engine().set(h_pad=0.15)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 

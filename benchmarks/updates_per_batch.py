@@ -255,13 +255,12 @@ def savings_of_preset(done: dict[Run, list[dict[str, Any]]], name: str) -> list[
 def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """The README's table, as Markdown: a row a task on a CPU, as the study ran it, and on a GPU."""
     of_study = study.finished()
-    rows = ["| task | times fewer | completions | accuracy |", "|---|---|---|---|"]
+    rows = ["| task | times fewer | accuracy |", "|---|---|---|"]
     for name in sorted(study.TASKS, key=lambda name: name not in study.AGAIN):
         told = f"{name}, {'CPU' if name in study.AGAIN else 'new'}"
-        savings = study.savings_of(of_study, name)["sample_efficient"]
-        rows.append(study.of_preset(told, study.TASKS[name], savings))
+        rows.append(study.of_preset(told, study.savings_of(of_study, name)["sample_efficient"]))
         if name in FIRST:
-            rows.append(study.of_preset(f"{name}, GPU", TASKS[name], savings_of_preset(done, name)))
+            rows.append(study.of_preset(f"{name}, GPU", savings_of_preset(done, name)))
     return rows
 
 

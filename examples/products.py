@@ -11,7 +11,7 @@
     python examples/products.py --model Qwen/Qwen2.5-1.5B --learning-rates 1e-6 3e-6
 
 The list is *products* of the README: 24 numbers, each to be written as a product of two factors. Both arms generate
-as many completions, 32 a batch, and train at the learning rates that a pilot chose for this model.
+as many completions, 16 a batch, and train at the learning rates that a pilot chose for this model.
 """
 
 import argparse
@@ -25,8 +25,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_replay import attach
 
 NUMBERS = [12, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 45, 48, 54, 56, 60, 63, 64, 66, 70, 72, 80, 84, 90]
-GROUPS, SIZE = 4, 8
-PASS = len(NUMBERS) // GROUPS
+SIZE = 16
+"""Completions of a batch, all of one prompt."""
+PASS = len(NUMBERS)
 """Batches of a pass over the list."""
 ARMS = {
     "stock": ({}, {"use_replay": False}),
@@ -54,7 +55,7 @@ def trained(arm, learning_rate, options):
         learning_rate=learning_rate,
         lr_scheduler_type="constant",
         max_steps=options.passes * PASS * of_trainer.get("num_iterations", 1),
-        per_device_train_batch_size=GROUPS * SIZE,
+        per_device_train_batch_size=SIZE,
         num_generations=SIZE,
         max_completion_length=7,
         gradient_checkpointing=False,
@@ -86,7 +87,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--learning-rates", type=float, nargs=2, default=[3e-6, 1e-5], help="of stock and the preset")
-    parser.add_argument("--passes", type=int, default=8, help="over the list")
+    parser.add_argument("--passes", type=int, default=4, help="over the list")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="out/products")
     options = parser.parse_args()
@@ -94,7 +95,7 @@ def main():
         parser.error(f"--passes {options.passes}: train for 1 or more")
     for arm, learning_rate in zip(ARMS, options.learning_rates, strict=True):
         first, last = trained(arm, learning_rate, options)
-        completions = options.passes * PASS * GROUPS * SIZE
+        completions = options.passes * PASS * SIZE
         print(f"{arm}: {completions} completions, right {first:.2f} → {last:.2f}", flush=True)
 
 

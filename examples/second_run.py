@@ -63,14 +63,14 @@ def main():
     options = parser.parse_args()
     out, updates = options.out, options.updates
     torch.set_num_threads(1)
-    print(f"{'run':12} completions updates accuracy", flush=True)
+    print(f"{'run':9} completions updates accuracy", flush=True)
 
     trainer = trainer_with(out, updates, updates_of_a_batch=1)
     groups = updates * ROWS // 8
     session = trl_replay.attach(trainer, replay_dry_run=True, replay_buffer_size=groups)
     first = trained(trainer)
     file = session.export(out / "first_run.parquet")
-    print(f"{'first, stock':12} {updates * ROWS:11} {updates:7} {first:8.2f}", flush=True)
+    print(f"{'stock':9} {updates * ROWS:11} {updates:7} {first:8.2f}", flush=True)
 
     for correction in ("topr", "imitation"):
         trainer = trainer_with(out, updates, updates_of_a_batch=updates)
@@ -82,7 +82,7 @@ def main():
             replay_correction=correction,
         )
         second = trained(trainer)
-        print(f"{correction:12} {ROWS:11} {updates:7} {second:8.2f}", flush=True)
+        print(f"{correction:9} {ROWS:11} {updates:7} {second:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def test_second_run_trains_twice_on_what_the_first_run_exported(tmp_path):
 def test_products_trains_stock_and_the_preset_on_as_many_completions(local):
     out = fork("products.py", "--model", "model", "--passes", 1, cwd=local)
     told = [line for line in out.splitlines() if re.match("(stock|preset): ", line)]
-    assert [line.partition(",")[0] for line in told] == ["stock: 192 completions", "preset: 192 completions"]
+    assert [line.partition(",")[0] for line in told] == ["stock: 384 completions", "preset: 384 completions"]
 
 
 def test_products_pays_for_a_product_of_two_factors_above_1(monkeypatch):
