@@ -1,4 +1,5 @@
-"""How forgiving is the learning rate? Accuracy at the end over it, stock and the preset, on a CPU.
+"""How forgiving is the learning rate? Accuracy at the end over it, stock and the preset, on a CPU; and what the preset
+saves of stock's accuracy at its best rate.
 
     python benchmarks/learning_rates.py            # trains what is left; several processes may share the queue
     python benchmarks/learning_rates.py --left     # only prints which runs are left
@@ -97,22 +98,53 @@ def best_of(done: dict[Run, list[dict[str, Any]]], task: str, arm: str = "stock"
     return max(means, key=means.__getitem__)
 
 
-def against_best(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[float, list[completions.Saving]]:
-    """Of each rate of the preset, beside stock at the best of its rates, by seed. The rate is chosen after the runs
-    that it is compared on, which favors stock."""
-    best = best_of(done, task)
+Pairs = list[tuple[completions.Measured, completions.Measured]]
+"""Of each seed, what stock and the preset were measured to be."""
 
-    def measured(arm: str, rate: float, seed: int) -> completions.Measured:
-        run = Run(task, arm, rate, seed)
+
+def paired(done: dict[Run, list[dict[str, Any]]], task: str, rate: float) -> Pairs:
+    """Stock at the best of its rates, and the preset at one. Stock's is chosen after the runs that are compared, which
+    favors stock."""
+    arms = ("stock", best_of(done, task)), ("sample_efficient", rate)
+
+    def measured(run: Run) -> completions.Measured:
         return completions.Measured.of(done[run], study.TASKS[task].batch)
 
-    return {
-        rate: [
-            completions.saving(measured("stock", best, seed), measured("sample_efficient", rate, seed))
-            for seed in updates_per_batch.SEEDS
-        ]
-        for rate in ends(done, task, "sample_efficient")
-    }
+    return [tuple(measured(Run(task, *arm, seed)) for arm in arms) for seed in updates_per_batch.SEEDS]
+
+
+def against_best(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[float, list[completions.Saving]]:
+    """Of each rate of the preset, what it saves."""
+    rates = ends(done, task, "sample_efficient")
+    return {rate: [completions.saving(*pair) for pair in paired(done, task, rate)] for rate in rates}
+
+
+def shown() -> dict[str, tuple[str, Pairs]]:
+    """The task and the pairs of each row and panel of the README: lists on a CPU and on a GPU, and the tasks whose
+    prompts are new. The preset is at the rate of its pilots, and stock at its best one."""
+    rates, on_cpu, on_gpu = updates_per_batch.studied(), finished(), updates_per_batch.finished()
+    found = {}
+    for task in study.AGAIN:
+        for where, done in (("CPU", on_cpu), ("GPU", on_gpu)):
+            found[f"{task}, {where}"] = task, paired(done, task, rates[task, "sample_efficient"])
+    for task in sorted(study.TASKS.keys() - set(study.AGAIN), reverse=True):
+        of_arms = study.measured_by_arm(study.finished(), task)
+        stock, preset = of_arms[study.GOALS.get(task, "stock")], of_arms["sample_efficient"]
+        found[f"{task}, new"] = task, [(stock[seed], preset[seed]) for seed in sorted(stock)]
+    return found
+
+
+def headline() -> list[str]:
+    """The README's table, as Markdown."""
+    rows = ["| task | times fewer | accuracy |", "|---|---|---|"]
+    for name, (_, pairs) in shown().items():
+        savings = [completions.saving(*pair) for pair in pairs]
+        ends_of = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
+        times = completions.times_fewer([saving.share for saving in savings])
+        if times == "–":
+            times = f"on {sum(saving.share < 1 for saving in savings)} of {len(savings)} seeds"
+        rows.append(f"| {name} | {times} | {ends_of[0]:.2f} → {ends_of[1]:.2f} |")
+    return rows
 
 
 def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
@@ -210,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"{run.name}: collected" for run in collect(path)))
     elif options.table:
         tables = (updates_per_batch.curve(finished(path), task) for task in TASKS)
-        print("\n\n".join("\n".join(rows) for rows in (*tables, table(finished(path)))))
+        print("\n\n".join("\n".join(rows) for rows in (*tables, table(finished(path)), headline())))
         draw(finished(path), RESULTS.with_suffix(".png"))
     else:
         os.nice(19)

@@ -252,18 +252,6 @@ def savings_of_preset(done: dict[Run, list[dict[str, Any]]], name: str) -> list[
     return [completions.saving(*both) for both in zip(found["stock"][1], found["sample_efficient"][1], strict=True)]
 
 
-def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
-    """The README's table, as Markdown: a row a task on a CPU, as the study ran it, and on a GPU."""
-    of_study = study.finished()
-    rows = ["| task | times fewer | accuracy |", "|---|---|---|"]
-    for name in sorted(study.TASKS, key=lambda name: name not in study.AGAIN):
-        told = f"{name}, {'CPU' if name in study.AGAIN else 'new'}"
-        rows.append(study.of_preset(told, study.savings_of(of_study, name)["sample_efficient"]))
-        if name in FIRST:
-            rows.append(study.of_preset(f"{name}, GPU", savings_of_preset(done, name)))
-    return rows
-
-
 def beside(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """A row a task and arm that is whole, as Markdown: means of the last lines."""
     rows = ["| task | arm | updates a batch | pass@8 | dead groups | entropy | found, not learned |", "|" + "---|" * 7]
@@ -368,7 +356,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join([*(run.name for run in runs), f"{hours(runs):.0f} hours of a core"]))
     elif options.table:
         done = finished(path)
-        print("\n".join([*report(done), "", *headline(done)]))
+        print("\n".join(report(done)))
     else:
         os.nice(19)
         work(path)

@@ -607,16 +607,6 @@ def savings_of(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, li
     }
 
 
-def of_preset(told: str, savings: list[completions.Saving]) -> str:
-    """A row of the README's table, as Markdown: the median and the range of what is saved, and the mean ends of stock
-    and of the preset."""
-    ends = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
-    times = completions.times_fewer([saving.share for saving in savings])
-    if times == "–":
-        times = f"on {sum(saving.share < 1 for saving in savings)} of {len(savings)} seeds"
-    return f"| {told} | {times} | {ends[0]:.2f} → {ends[1]:.2f} |"
-
-
 def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:
     """Whether the arm was behind stock by two standard errors after two seeds on both topics and french."""
 

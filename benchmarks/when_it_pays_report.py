@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
@@ -208,27 +208,17 @@ class Panel(NamedTuple):
     batch: int
 
 
-def panels() -> Iterator[tuple[Panel, Panel]]:
+def panels() -> list[tuple[Panel, Panel]]:
     """Pairs: both lists on a CPU, both on a GPU, and the tasks whose prompts are new in each batch."""
-    import updates_per_batch as ratio
+    import learning_rates
 
-    done, on_gpu = study.finished(), ratio.finished()
+    made = {
+        name: Panel(name, dict(zip(DRAWN, map(list, zip(*pairs, strict=True)), strict=True)), study.TASKS[task].batch)
+        for name, (task, pairs) in learning_rates.shown().items()
+    }
     french, products = study.AGAIN
-    yield _panel(french, f"{french}, CPU", done), _panel(products, f"{products}, CPU", done)
-    found = {name: ratio.measured_at_their_rates(on_gpu, name) for name in study.AGAIN}
-    yield tuple(
-        Panel(f"{name}, GPU", {arm: of_task[arm][1] for arm in DRAWN}, ratio.TASKS[name].batch)
-        for name, of_task in found.items()
-    )
-    yield _panel("topics", "topics, new prompts", done), _panel("sums", "sums, new prompts", done)
-
-
-def _panel(name: str, title: str, done: dict[study.Run, list[dict[str, Any]]]) -> Panel:
-    by_arm = study.measured_by_arm(done, name)
-    stock, preset = by_arm[study.GOALS.get(name, "stock")], by_arm["sample_efficient"]
-    paired = [(stock[seed], preset[seed]) for seed in sorted(stock)]
-    of_arms = dict(zip(DRAWN, map(list, zip(*paired, strict=True)), strict=True))
-    return Panel(title, of_arms, study.TASKS[name].batch)
+    on_lists = [(made[f"{french}, {where}"], made[f"{products}, {where}"]) for where in ("CPU", "GPU")]
+    return [*on_lists, (made["topics, new"], made["sums, new"])]
 
 
 def draw(path: Path, is_narrow: bool) -> None:
@@ -241,7 +231,7 @@ def draw(path: Path, is_narrow: bool) -> None:
 
     pyplot.rcParams["font.size"] = 19  # can be read on a phone in two columns
     pairs = np.empty((3, 2), dtype=object)
-    pairs[:] = list(panels())
+    pairs[:] = panels()
     shown = pairs if is_narrow else pairs.T
     rows, columns = shown.shape
     size = 4.6 * columns, 4.2 * rows

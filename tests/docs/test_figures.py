@@ -179,43 +179,55 @@ def test_what_tells_beforehand_whether_replay_pays_is_what_the_page_says():
 
 def test_what_the_readme_says_of_the_preset_and_of_the_defaults_was_measured():
     report = importlib.import_module("when_it_pays_report")
-    study, readme = report.study, " ".join((ROOT / "README.md").read_text().split())
-    done = study.finished()
-    ratio = importlib.import_module("updates_per_batch")
-    assert "\n".join(ratio.headline(ratio.finished())) in (ROOT / "README.md").read_text()
-    savings = [
-        (study.TASKS[task], each) for task in study.AGAIN for each in study.savings_of(done, task)["sample_efficient"]
+    study, rates = report.study, importlib.import_module("learning_rates")
+    readme, done = " ".join((ROOT / "README.md").read_text().split()), study.finished()
+    assert "\n".join(rates.headline()) in (ROOT / "README.md").read_text()
+    savings = {name: [rates.completions.saving(*pair) for pair in pairs] for name, (_, pairs) in rates.shown().items()}
+    shares = {name: [saving.share for saving in of_name] for name, of_name in savings.items()}
+    times = {name: f"{1 / np.median(of_name):.1f}" for name, of_name in shares.items()}
+    passes = {task: study.TASKS[task].batches * study.TASKS[task].groups for task in study.AGAIN}
+    assert (
+        f"with {times['products, CPU']} to {times['products, GPU']} times fewer completions on a list of 24 prompts "
+        f"({passes['products'] // 24} passes). On a list of 40 ({passes['french'] // 40} passes), it took "
+        f"{times['french, CPU']} times fewer on a CPU, and got there on {np.isfinite(shares['french, GPU']).sum()} of "
+        f"3 seeds on a GPU"
+    ) in readme
+    everything = [share for of_name in shares.values() for share in of_name]
+    assert f"Over all {len(everything)} pairs, the median is {1 / np.median(everything):.1f}." in readme
+    gaps = np.array(
+        [
+            (saving.stock.generated - saving.arm.generated) / study.TASKS[name.partition(",")[0]].accuracy_every
+            for name, of_name in savings.items()
+            for saving in of_name
+            if not name.endswith("new")
+        ]
+    )
+    counted = (gaps >= 1).sum(), ((gaps >= 0) & (gaps < 1)).sum(), np.isinf(gaps).sum()
+    assert sum(counted) == len(gaps)
+    assert (
+        "Of the {} on lists, {} saved more than the interval between two evaluations, {} less, and {} never".format(
+            len(gaps), *counted
+        )
+        in readme
+    )
+    ratio = rates.updates_per_batch
+    at_tuned = [
+        f"{1 / np.median([saving.share for saving in of_french]):.1f}"
+        for of_french in (
+            study.savings_of(done, "french")["sample_efficient"],
+            ratio.savings_of_preset(ratio.finished(), "french"),
+        )
     ]
-    on_gpu = [
-        (study.TASKS[task], each) for task in ratio.FIRST for each in ratio.savings_of_preset(ratio.finished(), task)
-    ]
-    on_products = [
-        1 / np.median([saving.share for task, saving in runs if task == study.TASKS["products"]])
-        for runs in (savings, on_gpu)
-    ]
-    assert f"with {on_products[0]:.1f} to {on_products[1]:.1f} times fewer completions on a list of 24" in readme
-    passes = [study.TASKS[task].batches * study.TASKS[task].groups for task in ("products", "french")]
-    assert f"a list of 24 prompts ({passes[0] // 24} passes)" in readme
-    assert f"a list of 40 ({passes[1] // 40} passes)" in readme
-    on_french = [
-        1 / np.median([saving.share for task, saving in runs if task == study.TASKS["french"]])
-        for runs in (on_gpu, savings)
-    ]
-    assert f"with {on_french[0]:.1f} to {on_french[1]:.1f} times fewer on a list of 40" in readme
+    assert f"the saving on *french* is {at_tuned[0]} on a CPU, and {at_tuned[1]} on a GPU" in readme
+    tuned = study.chosen_rates(done)
+    bests = rates.best_of(rates.finished(), "french"), rates.best_of(ratio.finished(), "french")
+    assert bests == (tuned["french", "stock"] / 2,) * 2
+    assert study.ADDED["topics", study.GOALS["topics"]] == tuned["topics", "stock"] / 2
+    assert rates.best_of(rates.finished(), "products") == tuned["products", "stock"]
     alone = [saving for task in study.AGAIN for saving in study.savings_of(done, task)["stock, 2 updates"]]
     with_kl = study.savings_of(done, "french")["stock, 2 updates, KL"]
     assert np.isinf([saving.share for saving in (*alone, *with_kl)]).all()
     assert f"on none of {len(alone)} CPU runs on lists, and with `beta=0.1` too, on none of {len(with_kl)}" in readme
-    savings += on_gpu
-    shares = [saving.share for _, saving in savings]
-    of_new = [study.savings_of(done, task)["sample_efficient"] for task in study.TASKS if task not in study.AGAIN]
-    shares += [saving.share for savings_of_task in of_new for saving in savings_of_task]
-    assert f"over all {len(shares)} runs, it is {1 / np.median(shares):.1f}." in readme
-    gaps = [(each.stock.generated - each.arm.generated) / task.accuracy_every for task, each in savings]
-    assert sum(np.isinf(gap) for gap in gaps) == 1, "never"
-    assert sum(0 <= gap < 1 for gap in gaps) == 3, "less than from one measurement to the next"
-    assert sum(gap >= 1 for gap in gaps) == 10
-    assert "Of the 14 on lists, 10 saved more than the interval between two evaluations, 3 less, and 1 never" in readme
     of_defaults = {dot.task: dot for dot in report.dots() if dot.arm == "defaults"}
     stuck = sorted(dot.gain for dot in of_defaults.values() if dot.unsolved >= report.STUCK)
     assert len(stuck) == 4
@@ -250,19 +262,15 @@ def test_what_pages_say_of_learning_rates_was_measured():
         assert f"{rates.above(done, task)} rates on *{task}*" in readme
 
 
-def test_what_the_readme_says_of_stock_at_its_best_rate_was_measured():
-    rates, readme = importlib.import_module("learning_rates"), " ".join((ROOT / "README.md").read_text().split())
-    done, on_gpu = rates.finished(), rates.updates_per_batch.finished()
+def test_what_pages_say_of_stock_at_its_best_rate_was_measured():
+    rates = importlib.import_module("learning_rates")
     tuned = rates.study.chosen_rates(rates.study.finished())
-    best, by_rate = rates.best_of(done, "french"), rates.against_best(done, "french")
-    assert 2 * best == tuned["french", "stock"]
-    shares = [saving.share for saving in by_rate[tuned["french", "sample_efficient"]]]
-    times = rates.completions.times_fewer(shares)
-    assert f"Against that, the preset saves {times.replace(' (', ' times (')} on a CPU" in readme
-    (savings,) = rates.against_best(on_gpu, "french").values()
-    assert rates.best_of(on_gpu, "french") == best
-    there = sum(np.isfinite(saving.share) for saving in savings)
-    assert f"on a GPU, it gets there on {there} of {len(savings)} seeds" in readme
+    savings = rates.against_best(rates.finished(), "french")[tuned["french", "sample_efficient"]]
+    times = rates.completions.times_fewer([saving.share for saving in savings]).replace(" (", " times (")
+    for page in ("evidence.md", "when-replay-pays.md"):
+        assert f"of its end at that rate, the preset saves {times}" in " ".join(
+            (ROOT / "docs" / page).read_text().lower().split()
+        )
 
 
 def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():
