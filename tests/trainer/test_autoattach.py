@@ -432,7 +432,8 @@ def test_every_kind_of_command_is_documented():
     assert len(DOCUMENTED) == len(EXPECTED)
     for words in EXPECTED:
         assert any(f"-- {words}" in line for line in DOCUMENTED), words
-    assert "trl-replay run --replay_buffer_size 64 -- accelerate launch train.py" in README.replace("\\\n    ", "")
+    short = "trl-replay run --replay_preset sample_efficient -- accelerate launch train.py"
+    assert short in README.replace("\\\n    ", "")
 
 
 def test_a_command_that_trains_asynchronously_is_attached_to(tmp_path):
