@@ -78,13 +78,13 @@ def test_rewards_that_are_not_0_and_1_are_not_told_apart(write_log, said, deviat
     ("dead", "reward", "words"),
     [
         (0.1, 0.5, "Few groups are dead, so there is little to replace: leave replay out"),
-        (0.5, 0.25, "If a list of prompts comes again"),
+        (0.5, 0.25, "If your prompts repeat"),
         (0.97, 0.01, "Nearly all groups fail"),
-        (0.9, 0.3, "If a list of"),  # a fifth of the groups, at least, is all right
+        (0.9, 0.3, "If your prom"),  # a fifth of the groups, at least, is all right
         (1.0, 0.0, "No group is live"),
         (1.0, 1.0, "These prompts are solved"),
         (0.8, 0.85, "These prompts are solved"),
-        (0.8, -1.0, "If a list of prompts comes again"),
+        (0.8, -1.0, "If your prompts repeat"),
         (0.9, -1.0, "Nearly all groups are dead"),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_file_of_metrics_is_read_where_no_checkpoint_was_saved(tmp_path, endin
     path.write_text(texts[ending])
     found = estimate(path)
     assert found.dead == 0.5
-    assert [advice.change[:12] for advice in found.advice] == ["If a list of"]
+    assert [advice.change[:12] for advice in found.advice] == ["If your prom"]
 
 
 def test_where_there_is_no_log_it_is_said_how_to_make_one(tmp_path):
@@ -172,7 +172,7 @@ def test_106_empty_cells_of_a_table_are_no_values(tmp_path, write_log, said):
 @pytest.mark.parametrize(
     ("dead", "values", "words"),
     [
-        (0.9, {"reward": 4.5, "replay/highest_fraction": 0.4}, "If a list of prompts c"),
+        (0.9, {"reward": 4.5, "replay/highest_fraction": 0.4}, "If your prompts repeat"),
         (0.9, {"reward": 4.5, "replay/highest_fraction": 0.0}, "Nearly all groups fail"),
         # of 12 groups, 11 are dead and fail, and the live one passes whole: it is no dead group that succeeds
         (
@@ -277,11 +277,11 @@ def test_170_what_a_log_lacks_is_named(tmp_path, name, text, words):
     [
         (None, 0.86, "Nearly all groups fail"),
         (8, 0.86, "Nearly all groups fail"),
-        (8, 0.84, "If a list of prompts comes again"),
+        (8, 0.84, "If your prompts repeat"),
         (4, 0.93, "Nearly all groups fail"),  # 0.85 ** (4 / 8) = 0.922
-        (4, 0.91, "If a list of prompts comes again"),
+        (4, 0.91, "If your prompts repeat"),
         (16, 0.73, "Nearly all groups fail"),  # 0.85 ** 2 = 0.7225
-        (16, 0.71, "If a list of prompts comes again"),
+        (16, 0.71, "If your prompts repeat"),
         (2, 0.97, "Two completions"),  # 0.85 ** (2 / 8) = 0.9602
         (2, 0.85, "Two completions"),
     ],
@@ -293,7 +293,7 @@ def test_170_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(write_log,
     found = estimate(path, size)
     assert found.advice[0].change.startswith(words)
     if size == 2:
-        rest = "Nearly all groups fail" if dead > 0.96 else "If a list of prompts comes again"
+        rest = "Nearly all groups fail" if dead > 0.96 else "If your prompts repeat"
         assert [advice.change[: len(rest)] for advice in found.advice[1:]] == [rest]
     given = [] if size is None else ["--num_generations", str(size)]
     assert ("assumes 8 completions per group" in said("estimate", path, *given)) == (size is None)
@@ -341,7 +341,7 @@ def test_a_policy_that_became_deterministic_is_told_before_all_else():
 def test_where_prompts_come_again_the_log_tells_and_the_preset_is_what_to_set():
     """TRL logs epochs."""
     entry = {"reward": 0.4, "frac_reward_zero_std": 0.5, "rewards/right/mean": 0.4, "rewards/right/std": 0.4899}
-    for epochs, first in ((4.0, "These prompts come again."), (1.0, "If a list of prompts comes again")):
+    for epochs, first in ((4.0, "These prompts come again."), (1.0, "If your prompts repeat")):
         log = [{**entry, "step": step, "epoch": epochs * step / 40} for step in range(1, 41)]
         (advice,) = advise(log, ReplayConfig().to_dict())[1]
         assert advice.change.startswith(first)

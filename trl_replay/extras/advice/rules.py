@@ -349,7 +349,7 @@ RULES = (
     Rule(
         "dead groups",
         (*SOME_DEAD, Given(CAME_AGAIN, (False,))),
-        "If a list of prompts comes again and completions are what costs, use the preset. If not, tune "
+        "If your prompts repeat and generation is what costs, use the preset. If not, tune "
         "`learning_rate` first: too few groups fail for replay's defaults to gain much.",
         "when-replay-pays.md#the-rule",
         options=(PRESET, COUNT_FIRST),
