@@ -87,7 +87,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--learning-rates", type=float, nargs=2, default=[3e-6, 1e-5], help="of stock and the preset")
-    parser.add_argument("--passes", type=int, default=4, help="over the list")
+    parser.add_argument("--passes", type=int, default=8, help="over the list")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="out/products")
     options = parser.parse_args()
@@ -96,7 +96,7 @@ def main():
     for arm, learning_rate in zip(ARMS, options.learning_rates, strict=True):
         first, last = trained(arm, learning_rate, options)
         completions = options.passes * PASS * SIZE
-        print(f"{arm}: {completions} completions, right {first:.2f} → {last:.2f}", flush=True)
+        print(f"{arm}: {completions} completions,\n  right {first:.2f} → {last:.2f}", flush=True)
 
 
 if __name__ == "__main__":
