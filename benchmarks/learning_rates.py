@@ -4,7 +4,7 @@ saves of stock's accuracy at its best rate.
     python benchmarks/learning_rates.py            # trains what is left; several processes may share the queue
     python benchmarks/learning_rates.py --left     # only prints which runs are left
     python benchmarks/learning_rates.py --collect  # only appends whole runs of --out to benchmarks/results
-    python benchmarks/learning_rates.py --table    # only prints what there is, and draws results/learning_rates.png
+    python benchmarks/learning_rates.py --table    # only prints what there is
 
 The runs that the study made at its own rates (when_it_pays.py) are taken from its ledger, and are not run again. Arms,
 rates, and seeds are those of plans/updates_per_batch.md, row 5; runs append to learning_rates.jsonl in --out.
@@ -27,7 +27,6 @@ import numpy as np
 import torch
 import updates_per_batch
 import when_it_pays as study
-import when_it_pays_report as report
 from when_it_pays import Run
 
 RESULTS = Path(__file__).parent / "results" / "learning_rates.jsonl"
@@ -41,8 +40,6 @@ QUEUE = [
 ]
 """Tasks, arms, and rates, those first that matter most."""
 WORDS = ("none", "one", "two", "three", "four", "five")
-DRAWN = {"stock, KL 0.02": "#b35900", **report.DRAWN}
-"""The arms of the picture, with their colors."""
 
 
 def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
@@ -178,41 +175,6 @@ def above(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
     return f"{WORDS[sum(mean > best for mean in means)]} of {WORDS[len(means)]}"
 
 
-def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
-    """Accuracy at the end over the learning rate: the mean of the seeds, and between which they lie. A task is drawn
-    once stock has two rates."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams["font.size"] = 19  # can be read on a phone
-    tasks = [task for task in TASKS if len(ends(done, task, "stock")) > 1]
-    figure, axes = pyplot.subplots(
-        len(tasks), figsize=(9, 4.8 * len(tasks)), layout="constrained", squeeze=False, sharey=True
-    )
-    for axis, task in zip(axes.flat, tasks, strict=True):
-        named = []
-        for arm, color in DRAWN.items():
-            found = ends(done, task, arm)
-            if len(found) < 2:
-                continue
-            rates, values = list(found), np.array(list(found.values()))
-            axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
-            axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
-            named.append((rates[-1], values[-1].mean(), arm, color))
-        report.name_ends(axis, named)
-        rates = list(ends(done, task, "stock"))
-        axis.set(title=f"{task}, 3 seeds", xscale="log", ylim=(0, 1), ylabel="accuracy at the end")
-        axis.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
-        axis.minorticks_off()
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xlabel("learning rate")
-    figure.get_layout_engine().set(h_pad=0.15)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-
-
 def work(path: Path) -> None:
     """Trains what is left, one run after the other, until other processes have the rest."""
     for run in left(path):
@@ -243,7 +205,6 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.table:
         tables = (updates_per_batch.curve(finished(path), task) for task in TASKS)
         print("\n\n".join("\n".join(rows) for rows in (*tables, table(finished(path)), headline())))
-        draw(finished(path), RESULTS.with_suffix(".png"))
     else:
         os.nice(19)
         work(path)

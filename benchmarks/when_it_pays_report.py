@@ -1,6 +1,6 @@
 """What tells beforehand whether replay pays: the rule of plans/when_it_pays.md, on tiny tasks and on a real model.
 
-    python benchmarks/when_it_pays_report.py           # draws the pictures of README, prints the table as Markdown
+    python benchmarks/when_it_pays_report.py           # prints the table as Markdown
     python benchmarks/when_it_pays_report.py --stock   # stock's groups at the end of tiny tasks: 20 minutes of a core
 
 Tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl
@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import completions
 import real_model_report
 import when_it_pays as study
-from completions import Measured
 
 from trl_replay.extras.advice.logged import dead_bounds
 
@@ -190,136 +188,6 @@ def verdict(found: list[Dot]) -> str:
     return f"{sum(tiny)} of {len(tiny)} arms on tiny tasks and {sum(real)} of {len(real)} on the real model"
 
 
-DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
-"""The arms of the picture, with their colors."""
-
-
-class Panel(NamedTuple):
-    """A task of the picture.
-
-    Attributes:
-        title (`str`): What it is called.
-        of_arms (`dict[str, list[Measured]]`): The runs of each arm, paired by seed.
-        batch (`int`): Completions of a batch.
-    """
-
-    title: str
-    of_arms: dict[str, list[Measured]]
-    batch: int
-
-
-def panels() -> list[tuple[Panel, Panel]]:
-    """Pairs: both lists on a CPU, both on a GPU, and the tasks whose prompts are new in each batch."""
-    import learning_rates
-
-    made = {
-        name: Panel(name, dict(zip(DRAWN, map(list, zip(*pairs, strict=True)), strict=True)), study.TASKS[task].batch)
-        for name, (task, pairs) in learning_rates.shown().items()
-    }
-    french, products = study.AGAIN
-    on_lists = [(made[f"{french}, {where}"], made[f"{products}, {where}"]) for where in ("CPU", "GPU")]
-    return [*on_lists, (made["topics, new"], made["sums, new"])]
-
-
-def draw(path: Path, is_narrow: bool) -> None:
-    """Accuracy over completions: the mean of the seeds, and between which they lie. Pairs lie next to each other in
-    the narrow picture, and one above the other in the wide one."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams["font.size"] = 19  # can be read on a phone in two columns
-    pairs = np.empty((3, 2), dtype=object)
-    pairs[:] = panels()
-    shown = pairs if is_narrow else pairs.T
-    rows, columns = shown.shape
-    size = 4.6 * columns, 4.2 * rows
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, sharey=True, layout="constrained")
-    for axis, panel in zip(axes.flat, shown.flat, strict=True):
-        _draw_panel(axis, panel)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("accuracy")
-    for axis in axes[-1]:
-        axis.set_xlabel("completions")
-    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-
-
-def draw_products(path: Path) -> None:
-    """One panel of that picture: *products* on a CPU."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams["font.size"] = 19
-    figure, axis = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
-    (_, panel), *_ = panels()
-    _draw_panel(axis, panel)
-    stock = panel.of_arms["stock"]
-    axis.set_title(f"products: 24 prompts that repeat, SmolLM2-135M, {len(stock)} seeds", fontsize=17)
-    axis.set(xlabel="completions", ylabel="accuracy")
-    end = np.mean([run.end for run in stock])
-    axis.annotate(
-        "stock's final accuracy", (0.02, end), (0, 6), ("axes fraction", "data"), "offset points", fontsize=15
-    )
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-
-
-def _draw_panel(axis: Any, panel: Panel) -> None:
-    named = []
-    for arm, color in DRAWN.items():
-        runs = panel.of_arms[arm]
-        measured = np.unique(np.concatenate([run.generated for run in runs]))  # not every seed at the same batches
-        values = np.array([np.interp(measured, run.generated, run.values) for run in runs])
-        completed, mean = panel.batch * measured, values.mean(axis=0)
-        axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
-        axis.plot(completed, mean, color=color, linewidth=2.5)
-        named.append((completed[-1], mean[-1], arm, color))
-    name_ends(axis, named)
-    axis.axhline(named[0][1], color="#666666", linewidth=1, linestyle="--")
-    _mark_crossings(axis, panel.of_arms, panel.batch)
-    axis.set(title=panel.title, ylim=(0, 0.95), xlim=(0, named[0][0]))
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def name_ends(axis: Any, named: Iterable[tuple[float, float, str, str]], apart: float = 0.08) -> None:
-    """Name each line where it ends (its place, value, arm, and color), at least so far apart."""
-    height = -apart
-    for place, value, arm, color in sorted(named, key=lambda line: line[1]):
-        height = max(value, height + apart)
-        name = "preset" if arm == "sample_efficient" else arm
-        axis.annotate(name, (place, height), (8, 0), textcoords="offset points", color=color, va="center")
-
-
-def _mark_crossings(axis: Any, of_arms: dict[str, list[Measured]], batch: int) -> None:
-    """Mark on the axis after how many completions each run first came to the final accuracy of stock's of its seed;
-    one that never did has no mark. An arrow goes from stock's median to the preset's."""
-    savings = [completions.saving(*runs) for runs in zip(of_arms["stock"], of_arms["sample_efficient"], strict=True)]
-    firsts = {"stock": [saving.stock for saving in savings], "sample_efficient": [saving.arm for saving in savings]}
-    medians = []
-    for arm, color in DRAWN.items():
-        places = [batch * spent.generated for spent in firsts[arm]]
-        there = [place for place in places if np.isfinite(place)]
-        axis.plot(there, [0.015] * len(there), "^", color=color, markersize=9, alpha=0.7, clip_on=False)
-        medians.append(completions.middle(places))
-    stock, preset = medians
-    times = 1 / completions.middle([saving.share for saving in savings])
-    color = DRAWN["sample_efficient"]
-    if np.isfinite(preset):
-        arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 2}
-        axis.annotate("", (preset, 0.07), (stock, 0.07), arrowprops=arrow)
-        saved = f"{times:.1f} × fewer" if times >= 1.1 else "no clear saving"
-        words = f"{saved}:\n{preset:,.0f} / {stock:,.0f}"
-    else:
-        there = sum(np.isfinite(saving.share) for saving in savings)
-        words = f"not reached on\n{len(savings) - there} of {len(savings)} seeds"
-    axis.annotate(words, (0.97, 0.11), xycoords="axes fraction", color=color, ha="right")
-
-
 def run_stock() -> None:
     """Appends stock's runs on the tiny tasks, at the rates and seeds of results/efficiency.jsonl."""
     import efficiency
@@ -340,7 +208,4 @@ if __name__ == "__main__":
     if "--stock" in sys.argv:
         run_stock()
     else:
-        draw(RESULTS / "completions.png", is_narrow=False)
-        draw(RESULTS / "completions_narrow.png", is_narrow=True)
-        draw_products(RESULTS / "products.png")
         print("\n".join([*table(dots()), "", f"The rule is right for {verdict(dots())}."]))

@@ -1,0 +1,177 @@
+"""The pictures of the README: accuracy over completions, and at the end over the learning rate.
+
+    python benchmarks/pictures.py
+
+It draws completions.png, completions_narrow.png, products.png, and learning_rates.png in benchmarks/results, from the
+ledgers there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import completions
+import learning_rates
+import matplotlib
+import numpy as np
+import when_it_pays as study
+from completions import Measured
+from matplotlib import pyplot
+
+DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
+"""The arms of a picture, with their colors."""
+BY_RATE = {"stock, KL 0.02": "#b35900", **DRAWN}
+
+
+class Panel(NamedTuple):
+    """A task of the picture.
+
+    Attributes:
+        title (`str`): What it is called.
+        of_arms (`dict[str, list[Measured]]`): The runs of each arm, paired by seed.
+        batch (`int`): Completions of a batch.
+    """
+
+    title: str
+    of_arms: dict[str, list[Measured]]
+    batch: int
+
+
+def panels() -> list[tuple[Panel, Panel]]:
+    """Pairs: both lists on a CPU, both on a GPU, and the tasks whose prompts are new in each batch."""
+    made = {
+        name: Panel(name, dict(zip(DRAWN, map(list, zip(*pairs, strict=True)), strict=True)), study.TASKS[task].batch)
+        for name, (task, pairs) in learning_rates.shown().items()
+    }
+    french, products = study.AGAIN
+    on_lists = [(made[f"{french}, {where}"], made[f"{products}, {where}"]) for where in ("CPU", "GPU")]
+    return [*on_lists, (made["topics, new"], made["sums, new"])]
+
+
+def draw_completions(path: Path, is_narrow: bool) -> None:
+    """Accuracy over completions: the mean of the seeds, and between which they lie. Pairs lie next to each other in
+    the narrow picture, and one above the other in the wide one."""
+    pairs = np.empty((3, 2), dtype=object)
+    pairs[:] = panels()
+    shown = pairs if is_narrow else pairs.T
+    rows, columns = shown.shape
+    size = 4.6 * columns, 4.2 * rows
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, sharey=True, layout="constrained")
+    for axis, panel in zip(axes.flat, shown.flat, strict=True):
+        _draw_panel(axis, panel)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy")
+    for axis in axes[-1]:
+        axis.set_xlabel("completions")
+    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def draw_products(path: Path) -> None:
+    """One panel of that picture: *products* on a CPU."""
+    figure, axis = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
+    (_, panel), *_ = panels()
+    _draw_panel(axis, panel)
+    stock = panel.of_arms["stock"]
+    axis.set_title(f"products: 24 prompts that repeat, SmolLM2-135M, {len(stock)} seeds", fontsize=17)
+    axis.set(xlabel="completions", ylabel="accuracy")
+    end = np.mean([run.end for run in stock])
+    axis.annotate(
+        "stock's final accuracy", (0.02, end), (0, 6), ("axes fraction", "data"), "offset points", fontsize=15
+    )
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _draw_panel(axis: Any, panel: Panel) -> None:
+    named = []
+    for arm, color in DRAWN.items():
+        runs = panel.of_arms[arm]
+        measured = np.unique(np.concatenate([run.generated for run in runs]))  # not every seed at the same batches
+        values = np.array([np.interp(measured, run.generated, run.values) for run in runs])
+        completed, mean = panel.batch * measured, values.mean(axis=0)
+        axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
+        axis.plot(completed, mean, color=color, linewidth=2.5)
+        named.append((completed[-1], mean[-1], arm, color))
+    _name_ends(axis, named)
+    axis.axhline(named[0][1], color="#666666", linewidth=1, linestyle="--")
+    _mark_crossings(axis, panel.of_arms, panel.batch)
+    axis.set(title=panel.title, ylim=(0, 0.95), xlim=(0, named[0][0]))
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _name_ends(axis: Any, named: Iterable[tuple[float, float, str, str]], apart: float = 0.08) -> None:
+    """Name each line where it ends (its place, value, arm, and color), at least so far apart."""
+    height = -apart
+    for place, value, arm, color in sorted(named, key=lambda line: line[1]):
+        height = max(value, height + apart)
+        name = "preset" if arm == "sample_efficient" else arm
+        axis.annotate(name, (place, height), (8, 0), textcoords="offset points", color=color, va="center")
+
+
+def _mark_crossings(axis: Any, of_arms: dict[str, list[Measured]], batch: int) -> None:
+    """Mark on the axis after how many completions each run first came to the final accuracy of stock's of its seed;
+    one that never did has no mark. An arrow goes from stock's median to the preset's."""
+    savings = [completions.saving(*runs) for runs in zip(of_arms["stock"], of_arms["sample_efficient"], strict=True)]
+    firsts = {"stock": [saving.stock for saving in savings], "sample_efficient": [saving.arm for saving in savings]}
+    medians = []
+    for arm, color in DRAWN.items():
+        places = [batch * spent.generated for spent in firsts[arm]]
+        there = [place for place in places if np.isfinite(place)]
+        axis.plot(there, [0.015] * len(there), "^", color=color, markersize=9, alpha=0.7, clip_on=False)
+        medians.append(completions.middle(places))
+    stock, preset = medians
+    times = 1 / completions.middle([saving.share for saving in savings])
+    color = DRAWN["sample_efficient"]
+    if np.isfinite(preset):
+        arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 2}
+        axis.annotate("", (preset, 0.07), (stock, 0.07), arrowprops=arrow)
+        saved = f"{times:.1f} × fewer" if times >= 1.1 else "no clear saving"
+        words = f"{saved}:\n{preset:,.0f} / {stock:,.0f}"
+    else:
+        there = sum(np.isfinite(saving.share) for saving in savings)
+        words = f"not reached on\n{len(savings) - there} of {len(savings)} seeds"
+    axis.annotate(words, (0.97, 0.11), xycoords="axes fraction", color=color, ha="right")
+
+
+def draw_rates(path: Path) -> None:
+    """Accuracy at the end over the learning rate: the mean of the seeds, and between which they lie. A task is drawn
+    once stock has two rates."""
+    done = learning_rates.finished()
+    tasks = [task for task in learning_rates.TASKS if len(learning_rates.ends(done, task, "stock")) > 1]
+    figure, axes = pyplot.subplots(
+        len(tasks), figsize=(9, 4.8 * len(tasks)), layout="constrained", squeeze=False, sharey=True
+    )
+    for axis, task in zip(axes.flat, tasks, strict=True):
+        named = []
+        for arm, color in BY_RATE.items():
+            found = learning_rates.ends(done, task, arm)
+            if len(found) < 2:
+                continue
+            rates, values = list(found), np.array(list(found.values()))
+            axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
+            axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
+            named.append((rates[-1], values[-1].mean(), arm, color))
+        _name_ends(axis, named)
+        rates = list(learning_rates.ends(done, task, "stock"))
+        axis.set(title=f"{task}, 3 seeds", xscale="log", ylim=(0, 1), ylabel="accuracy at the end")
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1, 0].set_xlabel("learning rate")
+    figure.get_layout_engine().set(h_pad=0.15)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    matplotlib.use("Agg")
+    pyplot.rcParams["font.size"] = 19  # can be read on a phone in two columns
+    results = Path(__file__).parent / "results"
+    draw_completions(results / "completions.png", is_narrow=False)
+    draw_completions(results / "completions_narrow.png", is_narrow=True)
+    draw_products(results / "products.png")
+    draw_rates(results / "learning_rates.png")
