@@ -11,7 +11,8 @@
     python examples/products.py --model Qwen/Qwen2.5-1.5B --learning-rates 1e-6 3e-6
 
 The list is *products* of the README: 24 numbers, each to be written as a product of two factors. Both arms generate
-as many completions, 16 a batch, and train at the learning rates that a pilot chose for this model.
+as many completions, 16 a batch, and train at the learning rates that a pilot chose for this model. Of each arm it
+prints which percentage of the completions was right, by pass over the list.
 """
 
 import argparse
@@ -46,12 +47,12 @@ def is_product(completions, number, **_):
     return rewards
 
 
-def trained(arm, learning_rate, options):
-    """The share of right completions in the first and in the last pass over the list."""
+def train(arm, learning_rate, seed, options):
+    """Which percentage of the completions was right, by pass over the list."""
     of_trainer, of_replay = ARMS[arm]
     cuda = torch.cuda.is_available()
     args = GRPOConfig(
-        output_dir=f"{options.out}/{arm}",
+        output_dir=f"{options.out}/{arm}-seed{seed}",
         learning_rate=learning_rate,
         lr_scheduler_type="constant",
         max_steps=options.passes * PASS * of_trainer.get("num_iterations", 1),
@@ -59,7 +60,7 @@ def trained(arm, learning_rate, options):
         num_generations=SIZE,
         max_completion_length=7,
         gradient_checkpointing=False,
-        seed=options.seed,
+        seed=seed,
         use_cpu=not cuda,
         bf16=True,
         logging_steps=1,
@@ -80,7 +81,7 @@ def trained(arm, learning_rate, options):
     attach(trainer, **of_replay)
     trainer.train()
     right = [entry["reward"] for entry in trainer.state.log_history if "frac_reward_zero_std" in entry]
-    return sum(right[:PASS]) / PASS, sum(right[-PASS:]) / PASS
+    return [100 * sum(right[start : start + PASS]) / PASS for start in range(0, len(right), PASS)]
 
 
 def main():
@@ -88,15 +89,16 @@ def main():
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--learning-rates", type=float, nargs=2, default=[3e-6, 1e-5], help="of stock and the preset")
     parser.add_argument("--passes", type=int, default=8, help="over the list")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", default="out/products")
     options = parser.parse_args()
     if options.passes < 1:
         parser.error(f"--passes {options.passes}: train for 1 or more")
-    for arm, learning_rate in zip(ARMS, options.learning_rates, strict=True):
-        first, last = trained(arm, learning_rate, options)
-        completions = options.passes * PASS * SIZE
-        print(f"{arm}: {completions} completions,\n  right {first:.2f} → {last:.2f}", flush=True)
+    print("% right, by pass over the list")
+    for seed in options.seeds:
+        for arm, learning_rate in zip(ARMS, options.learning_rates, strict=True):
+            right = train(arm, learning_rate, seed, options)
+            print(f"seed {seed} {arm:6}", *(f"{share:2.0f}" for share in right), flush=True)
 
 
 if __name__ == "__main__":
