@@ -246,10 +246,12 @@ def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
-def savings_of_preset(done: dict[Run, list[dict[str, Any]]], name: str) -> list[completions.Saving]:
-    """Of the preset with two updates, beside stock with one."""
+def savings_of(
+    done: dict[Run, list[dict[str, Any]]], name: str, arm: str = "sample_efficient"
+) -> list[completions.Saving]:
+    """Of an arm with two updates, beside stock with one."""
     found = measured_at_their_rates(done, name)
-    return [completions.saving(*both) for both in zip(found["stock"][1], found["sample_efficient"][1], strict=True)]
+    return [completions.saving(*both) for both in zip(found["stock"][1], found[arm][1], strict=True)]
 
 
 def beside(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
