@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS, REPORTS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "reports"
+RUN_OF_PRODUCTS = re.compile(r"^seed (\d) (stock|preset) ([\d ]+)$", re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
@@ -330,3 +331,19 @@ def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():
     assert fallen == {"stock": [2], "stock at 4e-5": []}
     page = " ".join((ROOT / "docs" / "when-replay-pays.md").read_text().split())
     assert f"On one of {len(ends['stock'])} seeds" in page
+
+
+def test_what_pages_say_of_the_example_products_is_what_it_printed():
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "examples/README.md"))
+    runs = {(seed, arm): [*map(int, shares.split())] for seed, arm, shares in RUN_OF_PRODUCTS.findall(page)}
+    assert len(runs) == 6
+    first = []
+    for seed in "012":
+        stock, preset = runs[seed, "stock"], runs[seed, "preset"]
+        assert len(stock) == len(preset) == 8
+        assert preset[-1] > stock[-1]
+        assert max(stock[:-1]) < stock[-1], "stock is at its end in the last pass alone"
+        first.append(next(number for number, share in enumerate(preset, 1) if share >= stock[-1]))
+    told = f"{first[0]}, {first[1]}, and {first[2]}"
+    assert f"reaches stock's last pass in pass {told} instead of 8" in " ".join(page.split())
+    assert f"at stock's end after {told} of 8 passes" in " ".join(readme.split())
