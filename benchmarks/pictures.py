@@ -71,12 +71,12 @@ def draw_completions(path: Path, is_narrow: bool) -> None:
 
 
 def draw_products(path: Path) -> None:
-    """One panel of that picture: *products* on a CPU."""
+    """One panel of that picture: *products* on a GPU."""
     figure, axis = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
-    (_, panel), *_ = panels()
+    _, (_, panel), *_ = panels()
     _draw_panel(axis, panel)
     stock = panel.of_arms["stock"]
-    axis.set_title(f"products: 24 prompts that repeat, SmolLM2-135M, {len(stock)} seeds", fontsize=17)
+    axis.set_title(f"products: 24 prompts that repeat, SmolLM2-135M, a GPU, {len(stock)} seeds", fontsize=17)
     axis.set(xlabel="completions", ylabel="accuracy")
     end = np.mean([run.end for run in stock])
     axis.annotate(

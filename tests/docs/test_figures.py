@@ -196,7 +196,7 @@ def test_what_the_readme_says_of_the_preset_was_measured():
     counted = (gaps >= 1).sum(), ((gaps >= 0) & (gaps < 1)).sum(), np.isinf(gaps).sum()
     assert sum(counted) == len(gaps)
     assert (
-        "Of the {} pairs on lists, {} saved more than the gap between two evaluations, {} saved less, and {} never "
+        "Of its {} pairs on lists, {} saved more than one interval between evaluations, {} saved less, and {} never "
         "reached stock's accuracy".format(len(gaps), *counted)
         in readme
     )
@@ -226,8 +226,8 @@ def test_what_the_readme_says_of_the_preset_was_measured():
         )
     ]
     assert (
-        "in none of {1} runs on a CPU (with `beta=0.1` as well, in none of {8}), and in {2} of {3} runs on a GPU. The "
-        "preset did in {4} of {5}, and in {6} of {7}.".format(*itertools.chain(*there), len(with_kl))
+        "in {0} of {1} runs on a CPU and in {2} of {3} on a GPU; with `beta=0.1` as well, in 0 of {8} on a CPU; by "
+        "the preset, in {4} of {5} and in {6} of {7}.".format(*itertools.chain(*there), len(with_kl))
     ) in readme
 
 
@@ -257,10 +257,10 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
     assert round(took["CPU", "french"]) == round(took["CPU", "products"]) == 1
     readme, pays = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/when-replay-pays.md"))
     assert (
-        f"training on a batch takes {passes:.1f} times as long with the preset. It saves time only if generating a "
-        f"batch takes longer than one update on it by this factor: on *products*, {least['products, CPU']:.1f} on a "
-        f"CPU and {least['products, GPU']:.1f} on the GPU; on *french*, {least['french, CPU']:.1f} on a CPU, and none "
-        f"on the GPU. In our runs, the factor was about 1 on a CPU and {took['GPU', 'products']:.1f} on the GPU"
+        f"saves time if r is above {least['products, CPU']:.1f} on a CPU and {least['products, GPU']:.1f} on the GPU "
+        f"on *products*, and above {least['french, CPU']:.1f} on *french* on a CPU; never there on the GPU. In our "
+        f"runs, r was about 1 on a CPU and {took['GPU', 'products']:.1f} on the GPU. Training on a batch takes "
+        f"{passes:.1f} times as long"
     ) in readme
     assert (
         f"more than {least['products, CPU']:.1f} training passes over it on *products* ({least['products, GPU']:.1f} "
@@ -279,7 +279,7 @@ def test_what_the_readme_says_of_the_defaults_was_measured():
     stuck = sorted(dot.gain for dot in of_defaults.values() if dot.unsolved >= report.STUCK)
     assert len(stuck) == 4
     assert stuck[0] < 0.05
-    assert f"on three of four toy tasks like this, it gained {stuck[1]:.2f} to {stuck[-1]:.2f} of the reward" in readme
+    assert f"on three of four toy tasks like this, it raised the mean reward by {stuck[1]:.2f} to {stuck[-1]:.2f}" in readme
     assert [dot.saves for dot in of_defaults.values() if dot.is_real] == [False] * 5
     assert "On none of five tasks did that save completions on every seed" in readme
 
@@ -347,3 +347,6 @@ def test_what_pages_say_of_the_example_products_is_what_it_printed():
     told = f"{first[0]}, {first[1]}, and {first[2]}"
     assert f"reaches stock's last pass in pass {told} instead of 8" in " ".join(page.split())
     assert f"at stock's end after {told} of 8 passes" in " ".join(readme.split())
+    ends = {arm: "{}, {}, and {}".format(*(runs[seed, arm][-1] for seed in "012")) for arm in ("stock", "preset")}
+    for text in (readme, page):
+        assert f"at the end, {ends['stock']} % right with stock; {ends['preset']} % with the preset" in text
