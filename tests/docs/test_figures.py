@@ -178,10 +178,10 @@ def test_what_the_readme_says_of_the_preset_was_measured():
     times = {name: f"{1 / np.median(of_name):.1f}" for name, of_name in shares.items()}
     passes = {task: study.TASKS[task].batches * study.TASKS[task].groups for task in study.AGAIN}
     assert (
-        f"with {times['products, CPU']} to {times['products, GPU']} times fewer completions on a list of 24 prompts "
-        f"({passes['products'] // 24} passes). On a list of 40 ({passes['french'] // 40} passes), it took "
-        f"{times['french, CPU']} times fewer on a CPU, and got there on {np.isfinite(shares['french, GPU']).sum()} of "
-        f"3 seeds on a GPU"
+        f"**{times['products, CPU']} to {times['products, GPU']} times fewer completions** on a list of 24 prompts "
+        f"({passes['products'] // 24} passes); 1.1 to 1.6 on three more seeds * {times['french, CPU']} times fewer on "
+        f"a list of 40 ({passes['french'] // 40} passes) on a CPU; on a GPU, it got there on "
+        f"{np.isfinite(shares['french, GPU']).sum()} of 3 seeds"
     ) in readme
     everything = [share for of_name in shares.values() for share in of_name]
     assert f"Over all {len(everything)} pairs, the median is {1 / np.median(everything):.1f}." in readme
@@ -226,8 +226,8 @@ def test_what_the_readme_says_of_the_preset_was_measured():
         )
     ]
     assert (
-        "in {0} of {1} runs on a CPU and in {2} of {3} on a GPU; with `beta=0.1` as well, in 0 of {8} on a CPU; by "
-        "the preset, in {4} of {5} and in {6} of {7}.".format(*itertools.chain(*there), len(with_kl))
+        "{0} of {1} on a CPU and {2} of {3} on a GPU; with `beta=0.1` as well, 0 of {8} on a CPU; with the preset, "
+        "{4} of {5} and {6} of {7}.".format(*itertools.chain(*there), len(with_kl))
     ) in readme
 
 
@@ -257,10 +257,10 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
     assert round(took["CPU", "french"]) == round(took["CPU", "products"]) == 1
     readme, pays = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/when-replay-pays.md"))
     assert (
-        f"saves time if r is above {least['products, CPU']:.1f} on a CPU and {least['products, GPU']:.1f} on the GPU "
-        f"on *products*, and above {least['french, CPU']:.1f} on *french* on a CPU; never there on the GPU. In our "
-        f"runs, r was about 1 on a CPU and {took['GPU', 'products']:.1f} on the GPU. Training on a batch takes "
-        f"{passes:.1f} times as long"
+        f"saves time above {least['products, GPU']:.1f} on *products* on the GPU, {least['products, CPU']:.1f} on a "
+        f"CPU, and {least['french, CPU']:.1f} on *french* on a CPU; never on *french* on the GPU. In our runs, it was "
+        f"about 1 on a CPU, and {took['GPU', 'products']:.1f} on the GPU. Training on a batch takes {passes:.1f} "
+        f"times as long"
     ) in readme
     assert (
         f"more than {least['products, CPU']:.1f} training passes over it on *products* ({least['products, GPU']:.1f} "
@@ -279,7 +279,10 @@ def test_what_the_readme_says_of_the_defaults_was_measured():
     stuck = sorted(dot.gain for dot in of_defaults.values() if dot.unsolved >= report.STUCK)
     assert len(stuck) == 4
     assert stuck[0] < 0.05
-    assert f"on three of four toy tasks like this, it raised the mean reward by {stuck[1]:.2f} to {stuck[-1]:.2f}" in readme
+    assert (
+        f"on three of four toy tasks like this, it raised the mean reward by {stuck[1]:.2f} to {stuck[-1]:.2f}"
+        in readme
+    )
     assert [dot.saves for dot in of_defaults.values() if dot.is_real] == [False] * 5
     assert "On none of five tasks did that save completions on every seed" in readme
 
@@ -345,6 +348,7 @@ def test_what_pages_say_of_the_example_products_is_what_it_printed():
         assert max(stock[:-1]) < stock[-1], "stock is at its end in the last pass alone"
         first.append(next(number for number, share in enumerate(preset, 1) if share >= stock[-1]))
     told = f"{first[0]}, {first[1]}, and {first[2]}"
+    assert f"; {8 / max(first):.1f} to {8 / min(first):.1f} on three more seeds" in readme
     assert f"reaches stock's last pass in pass {told} instead of 8" in " ".join(page.split())
     assert f"at stock's end after {told} of 8 passes" in " ".join(readme.split())
     ends = {arm: "{}, {}, and {}".format(*(runs[seed, arm][-1] for seed in "012")) for arm in ("stock", "preset")}
