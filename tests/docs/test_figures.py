@@ -179,12 +179,12 @@ def test_what_the_readme_says_of_the_preset_was_measured():
     passes = {task: study.TASKS[task].batches * study.TASKS[task].groups for task in study.AGAIN}
     assert (
         f"**{times['products, CPU']} to {times['products, GPU']} times fewer completions** on a list of 24 prompts "
-        f"({passes['products'] // 24} passes); 1.1 to 1.6 on three more seeds * {times['french, CPU']} times fewer on "
+        f"({passes['products'] // 24} passes); 1.1 to 1.6 in three runs of an example * {times['french, CPU']} times fewer on "
         f"a list of 40 ({passes['french'] // 40} passes) on a CPU; on a GPU, it got there on "
         f"{np.isfinite(shares['french, GPU']).sum()} of 3 seeds"
     ) in readme
     everything = [share for of_name in shares.values() for share in of_name]
-    assert f"Over all {len(everything)} pairs, the median is {1 / np.median(everything):.1f}." in readme
+    assert f"Over all {len(everything)} pairs of seeds, the median is {1 / np.median(everything):.1f}." in readme
     gaps = np.array(
         [
             (saving.stock.generated - saving.arm.generated) / study.TASKS[name.partition(",")[0]].accuracy_every
@@ -227,7 +227,7 @@ def test_what_the_readme_says_of_the_preset_was_measured():
     ]
     assert (
         "{0} of {1} on a CPU and {2} of {3} on a GPU; with `beta=0.1` as well, 0 of {8} on a CPU; with the preset, "
-        "{4} of {5} and {6} of {7}.".format(*itertools.chain(*there), len(with_kl))
+        "{4} of {5} (of *french*, five seeds) and {6} of {7}.".format(*itertools.chain(*there), len(with_kl))
     ) in readme
 
 
@@ -348,7 +348,7 @@ def test_what_pages_say_of_the_example_products_is_what_it_printed():
         assert max(stock[:-1]) < stock[-1], "stock is at its end in the last pass alone"
         first.append(next(number for number, share in enumerate(preset, 1) if share >= stock[-1]))
     told = f"{first[0]}, {first[1]}, and {first[2]}"
-    assert f"; {8 / max(first):.1f} to {8 / min(first):.1f} on three more seeds" in readme
+    assert f"; {8 / max(first):.1f} to {8 / min(first):.1f} in three runs of an example" in readme
     assert f"reaches stock's last pass in pass {told} instead of 8" in " ".join(page.split())
     assert f"at stock's end after {told} of 8 passes" in " ".join(readme.split())
     ends = {arm: "{}, {}, and {}".format(*(runs[seed, arm][-1] for seed in "012")) for arm in ("stock", "preset")}
