@@ -179,8 +179,8 @@ def test_what_the_readme_says_of_the_preset_was_measured():
     passes = {task: study.TASKS[task].batches * study.TASKS[task].groups for task in study.AGAIN}
     assert (
         f"**{times['products, CPU']} to {times['products, GPU']} times fewer completions** on a list of 24 prompts "
-        f"({passes['products'] // 24} passes); 1.1 to 1.6 in three runs of an example * {times['french, CPU']} times fewer on "
-        f"a list of 40 ({passes['french'] // 40} passes) on a CPU; on a GPU, it got there on "
+        f"({passes['products'] // 24} passes); 1.1 to 1.6 in three runs of an example * {times['french, CPU']} times "
+        f"fewer on a list of 40 ({passes['french'] // 40} passes) on a CPU; on a GPU, it got there on "
         f"{np.isfinite(shares['french, GPU']).sum()} of 3 seeds"
     ) in readme
     everything = [share for of_name in shares.values() for share in of_name]

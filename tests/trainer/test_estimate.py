@@ -82,8 +82,8 @@ def test_rewards_that_are_not_0_and_1_are_not_told_apart(write_log, said, deviat
         (0.97, 0.01, "Nearly all groups fail"),
         (0.9, 0.3, "If your prom"),  # a fifth of the groups, at least, is all right
         (1.0, 0.0, "No group is live"),
-        (1.0, 1.0, "These prompts are solved"),
-        (0.8, 0.85, "These prompts are solved"),
+        (1.0, 1.0, "Most prompts are solved"),
+        (0.8, 0.85, "Most prompts are solved"),
         (0.8, -1.0, "If your prompts repeat"),
         (0.9, -1.0, "Nearly all groups are dead"),
     ],
@@ -205,7 +205,7 @@ def test_settings_are_found_beside_a_trainers_state_and_where_none_are_it_is_sai
     trainer = make_trainer(run, Rewards([LIVE, DEAD, DEAD]), max_steps=16, save_strategy="steps", save_steps=16)
     trl_replay.attach(trainer, replay_correction="none", replay_start=0)
     trainer.train()
-    uncorrected, default = "Replayed rows train as if they were fresh", "by default settings"
+    uncorrected, default = "Replayed rows train as if they were fresh", "settings are not known"
     found = estimate(run / "checkpoint-16" / "trainer_state.json")
     assert uncorrected in " ".join(advice.change for advice in found.advice)
     assert default not in found.about
@@ -213,6 +213,20 @@ def test_settings_are_found_beside_a_trainers_state_and_where_none_are_it_is_sai
     found = estimate(tmp_path / "log.json")
     assert uncorrected not in " ".join(advice.change for advice in found.advice)
     assert default in found.about
+
+
+def test_a_log_alone_is_told_nothing_that_depends_on_settings(tmp_path):
+    """All-wrong groups stay on purpose with this preset; by the defaults they would be a fault."""
+    rewards = Rewards([LIVE, LIVE, DEAD], *[[LIVE, DEAD, DEAD]] * 30)
+    trainer = make_trainer(tmp_path / "run", rewards, max_steps=60, num_iterations=2, beta=0.1, save_strategy="no")
+    trl_replay.attach(trainer, replay_preset="sample_efficient", replay_buffer_size=16)
+    trainer.train()
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(trainer.state.log_history))
+    last = [entry for entry in trainer.state.log_history if "replay/size" in entry][-1]
+    assert last["replay/size"] >= 16
+    assert last["replay/dead_fraction_after"] >= 0.3
+    assert estimate(path).advice == []
 
 
 def test_a_log_is_estimated_though_the_buffer_beside_it_is_damaged(tmp_path):

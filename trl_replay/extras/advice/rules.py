@@ -117,6 +117,11 @@ class Rule:
     signs: tuple[Bound, ...] = ()
     options: tuple[Option, ...] = ()
 
+    @property
+    def needs_settings(self) -> bool:
+        """Whether it goes by a setting of replay."""
+        return any(isinstance(each, Given) and each.setting.startswith("replay_") for each in self.when)
+
     def applies(self, facts: Facts) -> bool:
         """Tell whether it is time."""
         some = not self.signs or any(sign.holds(facts) for sign in self.signs)
@@ -266,8 +271,7 @@ RULES = (
     Rule(
         "all right",
         (Bound(ALL_RIGHT, least=0.5), Bound(HIGHEST, least=0.5)),
-        "These prompts are solved, and replaying old successes teaches little. Take harder prompts, or leave solved "
-        "ones out.",
+        "Most prompts are solved, and their completions teach nothing. Take harder prompts, or leave solved ones out.",
         "evidence.md#dynamic-sampling",
         options=(
             Option(
@@ -323,8 +327,9 @@ RULES = (
     Rule(
         "stuck",
         (*HARDLY_LIVE, Given(TOLD_APART, (True,))),
-        "Nearly all groups fail, but some were live. Use replay, or start with easier prompts or a teacher's "
-        "completions. Toy tasks like this gained most from replay, and more with "
+        "Nearly all groups fail, but some were live. If none is live any more, halve the `learning_rate` first. "
+        "Otherwise, use replay, or start with easier prompts or a teacher's completions. Toy tasks like this gained "
+        "most from replay, and more with "
         '`replay_preset="sample_efficient"` (`num_iterations=5`, `beta=2` there). No pretrained model was measured '
         "in this state.",
         "when-replay-pays.md#the-rule",
@@ -584,18 +589,19 @@ def _without_replay(entry: Mapping[str, Any], labeled: bool, never_live: bool) -
     return {**found, ALL_WRONG: wrong, LOWEST: wrong, ALL_RIGHT: right, HIGHEST: right}
 
 
-def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
+def advise(log: Log, settings: Mapping[str, Any], are_known: bool = True) -> tuple[str, list[Advice]]:
     """Return which steps advice is about, in words, and what to change.
 
     Args:
         log (`Log`): Of a run with or without replay.
         settings (`Mapping[str, Any]`): Of [`ReplayConfig`].
+        are_known (`bool`): They are the run's. Otherwise, rules that go by them do not apply.
     """
     last, facts = facts_of(log, settings)
     if not last:
         return f"{len(steps(log))} steps were logged, and {FEWEST} are needed", []
     about = f"updates {last[0]:g} to {last[-1]:g}"
-    applying = [rule for rule in RULES if rule.applies(facts)]
+    applying = [rule for rule in RULES if rule.applies(facts) and (are_known or not rule.needs_settings)]
     if applying and applying[0].name in NOTHING_ELSE_HELPS:
         applying = [applying[0], *(rule for rule in applying if rule.name in LED_THERE)]
     return about, [rule.words(facts) for rule in applying]

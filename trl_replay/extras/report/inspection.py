@@ -88,11 +88,12 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 
 def advice_on(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
-    """Return which steps advice is about, in words, and what to change in a run with these settings; without any, in
-    one with the defaults."""
-    about, found = advise(log, {**ReplayConfig().to_dict(), **settings})
-    if not settings.keys() - {GENERATIONS} and any(DEAD_EXACT in entry for entry in log):
-        about += ", by default settings, since the run's are not known"
+    """Return which steps advice is about, in words, and what to change in a run with these settings; without any,
+    what holds whatever they are."""
+    are_known = bool(settings.keys() - {GENERATIONS})
+    about, found = advise(log, {**ReplayConfig().to_dict(), **settings}, are_known)
+    if not are_known and any(DEAD_EXACT in entry for entry in log):
+        about += "; the settings are not known, so rules that need them are left out"
     return about, found
 
 
