@@ -65,7 +65,8 @@ class Bound(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A setting that has one of these values, or none of them; of a list, one element counts."""
+    """A setting that has one of these values, or none of them; of a list, one element counts. One that is not known
+    meets neither."""
 
     setting: str
     values: tuple[Any, ...]
@@ -73,7 +74,9 @@ class Given(NamedTuple):
 
     def holds(self, facts: Facts) -> bool:
         """Tell whether it has."""
-        value = facts.get(self.setting)
+        if self.setting not in facts:
+            return False
+        value = facts[self.setting]
         found = value if isinstance(value, list) else [value]
         return any(one in self.values for one in found) == self.one_of
 
@@ -116,11 +119,6 @@ class Rule:
     section: str
     signs: tuple[Bound, ...] = ()
     options: tuple[Option, ...] = ()
-
-    @property
-    def needs_settings(self) -> bool:
-        """Whether it goes by a setting of replay."""
-        return any(isinstance(each, Given) and each.setting.startswith("replay_") for each in self.when)
 
     def applies(self, facts: Facts) -> bool:
         """Tell whether it is time."""
@@ -589,19 +587,18 @@ def _without_replay(entry: Mapping[str, Any], labeled: bool, never_live: bool) -
     return {**found, ALL_WRONG: wrong, LOWEST: wrong, ALL_RIGHT: right, HIGHEST: right}
 
 
-def advise(log: Log, settings: Mapping[str, Any], are_known: bool = True) -> tuple[str, list[Advice]]:
+def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
     """Return which steps advice is about, in words, and what to change.
 
     Args:
         log (`Log`): Of a run with or without replay.
-        settings (`Mapping[str, Any]`): Of [`ReplayConfig`].
-        are_known (`bool`): They are the run's. Otherwise, rules that go by them do not apply.
+        settings (`Mapping[str, Any]`): Of [`ReplayConfig`]; none where they are not known.
     """
     last, facts = facts_of(log, settings)
     if not last:
         return f"{len(steps(log))} steps were logged, and {FEWEST} are needed", []
     about = f"updates {last[0]:g} to {last[-1]:g}"
-    applying = [rule for rule in RULES if rule.applies(facts) and (are_known or not rule.needs_settings)]
+    applying = [rule for rule in RULES if rule.applies(facts)]
     if applying and applying[0].name in NOTHING_ELSE_HELPS:
         applying = [applying[0], *(rule for rule in applying if rule.name in LED_THERE)]
     return about, [rule.words(facts) for rule in applying]

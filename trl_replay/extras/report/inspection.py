@@ -91,7 +91,7 @@ def advice_on(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]
     """Return which steps advice is about, in words, and what to change in a run with these settings; without any,
     what holds whatever they are."""
     are_known = bool(settings.keys() - {GENERATIONS})
-    about, found = advise(log, {**ReplayConfig().to_dict(), **settings}, are_known)
+    about, found = advise(log, {**ReplayConfig().to_dict(), **settings} if are_known else settings)
     if not are_known and any(DEAD_EXACT in entry for entry in log):
         about += "; the settings are not known, so rules that need them are left out"
     return about, found
