@@ -71,7 +71,8 @@ ALSO = {
     "buffer/rules.py": ("unit/test_replay_buffer.py",),
     "loss/denominator.py": ("trainer/test_loss_denominator.py", "trainer/test_replay_iterations.py"),
     "session.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
-    "loss/handshake.py": ("trainer/test_subclasses.py",),
+    "loss/handshake.py": ("trainer/test_subclasses.py", "trainer/test_users_losses.py"),
+    "loss/inserted.py": ("trainer/test_users_losses.py", "trainer/test_attachment.py"),
     "loss/supply.py": (
         "trainer/test_loss_tap.py",
         "trainer/test_loss_corrections.py",
@@ -79,7 +80,11 @@ ALSO = {
         "trainer/test_token_advantages.py",
         "trainer/test_replay_iterations.py",
     ),
-    "loss/tap.py": ("trainer/test_loss_corrections.py", "trainer/test_replay_iterations.py"),
+    "loss/tap.py": (
+        "trainer/test_users_losses.py",
+        "trainer/test_loss_corrections.py",
+        "trainer/test_replay_iterations.py",
+    ),
     "trainer/seam.py": ("trainer/test_attachment.py", "trainer/test_completions_table.py"),
 }
 """Test files with other names."""
@@ -112,6 +117,28 @@ NAMED = (
         """what is recorded already stays.\"""
         self._candidates = {}""", """what is recorded already stays.\"""
         pass""",
+    ),
+    Named(
+        "the class stays after the loss", "loss/inserted.py",
+        """        finally:
+            object.__setattr__(trainer, "__class__", before)""", """        finally:
+            pass""",
+    ),
+    Named(
+        "an override that calls super() is taken for the loss", "loss/inserted.py",
+        "if LOGPS in names[base] and LOSS not in names[base]", "if True",
+    ),
+    Named(
+        "the tap writes into the user's batch", "loss/tap.py",
+        "            batch = dict(inputs)", "            batch = inputs",
+    ),
+    Named(
+        "a loss that reads its advantages too early is not seen", "loss/handshake.py",
+        "lost += [ADVANTAGES] if gradient is None else []", "lost += []",
+    ),
+    Named(
+        "rows of another order are taken for the batch's", "loss/tap.py",
+        "and torch.equal(own[:, :width], given.completions[:, :width].to(own.device))", "and True",
     ),
     Named(
         "rows of an earlier generation batch are not refused", "loss/supply.py",

@@ -429,6 +429,12 @@ def bonus_over_items(trainer: Any) -> bool:
     return denominator(trainer) == "items" and _installed() < Version("1.10")
 
 
+def is_stock_loss(function: Any) -> bool:
+    """Return whether a loss is TRL's own, which makes one forward and reads the rest after it; its globals tell, which
+    no decorator copies."""
+    return getattr(function, "__globals__", {}).get("__name__") == "trl.trainer.grpo_trainer"
+
+
 def liger_problems(trainer: Any) -> list[str]:
     """Return why replay is refused with the Liger loss of TRL up to 1.13; nothing with another loss."""
     if _installed() >= Version("1.14") or not getattr(trainer, "use_liger_kernel", False):

@@ -221,6 +221,8 @@ class Session:
         Raises:
             SeamError: Replay runs on another process.
         """
+        if not at_end:
+            self.tap.expect_nothing()
         if self.paused and not at_end:
             self.totals.pause(count * self.components.processes)
         if self.components.processes == 1:
@@ -383,6 +385,7 @@ class Session:
         Args:
             batch (`dict`): As TRL returned it.
         """
+        self.tap.expect_nothing()
         self.roll_call.for_training()
         success, shares = self.buffer.rules.success, self.communicator.shares
         known = success.state_dict()
@@ -479,6 +482,7 @@ class Session:
             return composed
         except Exception as caught:
             self.handshake.awaited = False  # the loss gets a batch that need not go through the seam
+            self.tap.expect_nothing()
             self.components.errors.keep(caught)
             return with_reference(fresh.batch, fresh.reference)
 

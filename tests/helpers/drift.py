@@ -26,6 +26,9 @@ CALLS = ((PREPARE, compat.SCORE, 1), (compat.SCORE, compat.REWARDS, 4), (OUTER_L
 """The callers of the wrapped methods, and their numbers of arguments."""
 INHERITED = frozenset({"accelerator", "callback_handler", "_get_output_dir", compat.LOAD})
 """What may come from `transformers.Trainer`: TRL overrides `LOAD` from 1.8 on."""
+NEEDED = (compat.OLD_LOGPS, "advantages")
+WRITTEN = (*NEEDED, compat.REF_LOGPS, compat.SAMPLING_LOGPS)
+"""What the tap writes for the loss."""
 Methods: TypeAlias = dict[str, ast.FunctionDef]
 
 
@@ -133,18 +136,19 @@ def _helpers(methods: Methods) -> Iterator[str]:
 
 
 def _order(methods: Methods) -> Iterator[str]:
-    """The loss computes log-probs before it reads the old ones."""
+    """The loss itself computes log-probs, once, and reads all that the tap writes after it."""
     loss = methods.get(compat.LOSS)
     if loss is None or compat.LOGPS not in methods:
         return
     calls = [call.lineno for call in _calls(loss, compat.LOGPS)]
-    reads = _reads(loss, compat.OLD_LOGPS)
-    if not calls:
-        yield f"{compat.LOSS} does not call {compat.LOGPS} any more: the tap would see nothing"
-    if not reads:
-        yield f"{compat.LOSS} does not read {compat.OLD_LOGPS!r} any more: replayed rows would train with a ratio of 1"
-    if calls and reads and min(reads) < min(calls):
-        yield f"{compat.LOSS} reads {compat.OLD_LOGPS!r} before it calls {compat.LOGPS}: the tap would write too late"
+    if len(calls) != 1:
+        yield f"{compat.LOSS} calls {compat.LOGPS} {len(calls)} times: the tap goes by the only call"
+    for key in WRITTEN:
+        reads = _reads(loss, key)
+        if not reads and key in NEEDED:
+            yield f"{compat.LOSS} does not read {key!r} any more: replayed rows would train without it"
+        if calls and reads and min(reads) < min(calls):
+            yield f"{compat.LOSS} reads {key!r} before it calls {compat.LOGPS}: the tap would write too late"
 
 
 def _keys(methods: Methods) -> Iterator[str]:

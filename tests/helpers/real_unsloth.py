@@ -31,9 +31,10 @@ from loss_by_hand import forward, forward_alone
 from peft import get_peft_model
 from replaying import Checked, build, loadable_model, original
 from scenarios import SCRIPT
-from support import Rewards
+from support import Read, Rewards
 
 import trl_replay
+from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_model, make_tokenizer
 
 PLAIN = {
@@ -60,9 +61,9 @@ class Followed(Checked):
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if self.watch is not None and self.model.training:
-            logps = self.forward_by_hand([self.row(inputs, number) for number in range(len(inputs.rows))], inputs)[0]
+            logps = self.forward_by_hand([self.row(inputs, number) for number in range(len(inputs[ROWS]))], inputs)[0]
             padded = torch.nn.utils.rnn.pad_sequence([of_row.detach() for of_row in logps], batch_first=True)
-            self.losses.append({"inputs": inputs, "logps": padded})
+            self.losses.append({"inputs": Read(inputs), "logps": padded})
             self.follow(inputs, loss)
         return loss
 

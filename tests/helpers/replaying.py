@@ -57,6 +57,7 @@ class Checked(Spy):
 
     def follow(self, inputs: Any, loss: torch.Tensor) -> None:
         """Computes a training loss by hand, and notes both."""
+        inputs = self.losses[-1]["inputs"]
         if self.watch is not None and self.model.training:
             rows = self.watch.rows(inputs, self.losses[-1]["logps"])
             self.complete(rows, inputs)

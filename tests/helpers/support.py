@@ -16,6 +16,7 @@ import trl_replay
 from trl_replay.batch.compose import loss_mask
 from trl_replay.data.types import Batch
 from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.tap import Tap
 from trl_replay.session import Session
 
 DEAD = [0.0, 0.0, 0.0, 0.0]
@@ -46,6 +47,39 @@ class Rewards:
         return flat
 
 
+class Read(dict[str, Any]):
+    """What a loss has read, as it was at its end."""
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """`(b, 2)`: its row ids."""
+        rows: torch.Tensor = self[ROWS]
+        return rows
+
+
+_reading: dict[int, Any] = {}
+
+
+def read_by(trainer: Any, inputs: Any) -> Read:
+    """What the last loss of a trainer has read, where replay gave it another mapping than `inputs`."""
+    seam = trainer.__dict__.get("_compute_loss")
+    return Read(inputs if seam is None else _reading.pop(id(seam.session.tap), inputs))
+
+
+def _noted(part: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(tap: Tap, make: Any, model: Any, inputs: Any, is_stock: bool) -> Any:
+        def noted(batch: Any) -> Any:
+            _reading[id(tap)] = batch
+            return make(batch)
+
+        return part(tap, noted, model, inputs, is_stock)
+
+    return noting
+
+
+Tap.part = _noted(Tap.part)  # type: ignore[method-assign]  # tests look at what the inner loss has read
+
+
 class Spy(GRPOTrainer):
     """The stock trainer, which keeps what scoring returned, what the loss was given, and the log-probs it computed."""
 
@@ -67,7 +101,7 @@ class Spy(GRPOTrainer):
             loss = super()._compute_loss(model, inputs)
         finally:
             self.in_loss = False
-        self.losses[-1]["loss"] = loss.detach().clone()
+        self.losses[-1] |= {"loss": loss.detach().clone(), "inputs": read_by(self, inputs)}
         return loss
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:

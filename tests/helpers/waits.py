@@ -17,7 +17,6 @@ from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay.base import transfer
-from trl_replay.loss.handed import note_uses
 
 PACKAGE = str(Path(trl_replay.__file__).parent)
 ASKS = frozenset(
@@ -42,7 +41,6 @@ class Marked(torch.Tensor):
             return True
         if _waits(name, args, kwargs or {}) and not fetches:
             _note()
-        note_uses([*args, *(kwargs or {}).values()])
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         came_to_the_cpu = name in ("cpu", "numpy") or (name == "to" and _goes_to_the_cpu(args, kwargs or {}))

@@ -51,13 +51,17 @@ DOCTORED = {
         '        early = inputs.get("old_per_token_logps")\n        prompt_ids, prompt_mask = inputs',
         "_compute_loss reads 'old_per_token_logps' before it calls _get_per_token_logps_and_entropies",
     ),
+    "        # Compute the per-token log probabilities for the model\n": (
+        '        signal = inputs["advantages"]\n',
+        "_compute_loss reads 'advantages' before it calls _get_per_token_logps_and_entropies",
+    ),
     'inputs.get("old_per_token_logps")': (
         'inputs.get("behavior_logps")',
         "_compute_loss does not read 'old_per_token_logps' any more",
     ),
     "self._get_per_token_logps_and_entropies(\n            model,": (
         "self._fused_logps(\n            model,",
-        "_compute_loss does not call _get_per_token_logps_and_entropies any more",
+        "_compute_loss calls _get_per_token_logps_and_entropies 0 times",
     ),
     "gather(loss_mask.sum()).sum()": (
         "gather(completion_mask.sum()).sum()",

@@ -15,6 +15,7 @@ import trl_replay
 from trl_replay.base.left_packed import LeftPacked
 from trl_replay.compat import OLD_LOGPS, UNSLOTH_LEFT_PAD
 from trl_replay.extras.unsloth import loss as unsloth
+from trl_replay.loss.micro_batch import MicroBatch
 from trl_replay.loss.tap import Tap
 from trl_replay.trainer import attachment, seam
 
@@ -86,10 +87,9 @@ def old_ones_of_the_batch_are_lost(patch: Patch) -> None:
     """Of rows with old log-probs in the batch, the loss gets the present ones."""
     logps = Tap.logps
 
-    def tapped(self: Tap, result: Any) -> Any:
-        if self._current is not None:
-            self._current.pop(OLD_LOGPS, None)
-        return logps(self, result)
+    def tapped(self: Tap, micro: MicroBatch, result: Any) -> Any:
+        micro.batch.pop(OLD_LOGPS, None)
+        return logps(self, micro, result)
 
     patch.setattr(Tap, "logps", tapped)
 

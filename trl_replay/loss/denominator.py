@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..batch.compose import loss_mask
 from .micro_batch import EXCLUDED, MicroBatch
 
 
@@ -77,7 +76,7 @@ class Denominator:
 def _without_excluded(micro: MicroBatch, within: torch.Tensor | None = None) -> torch.Tensor:
     """Trained tokens of a micro-batch, or those `within` a `(b, C)` bool, over those of its rows that are not
     excluded; 1 where nothing is left."""
-    mask = loss_mask(micro) if within is None else loss_mask(micro) * within
+    mask = micro.mask if within is None else micro.mask * within
     counted = (micro.flags & EXCLUDED).eq(0).to(mask.device)
     kept = (mask * counted.unsqueeze(1)).sum()
     return torch.where(kept > 0, mask.sum() / kept.clamp(min=1), 1.0)

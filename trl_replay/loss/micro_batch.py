@@ -1,18 +1,17 @@
-"""The micro-batch that the loss is given while the log-prob tap is open, and what the tap knows of replayed rows."""
+"""A micro-batch inside the loss: the mapping that the loss reads, and what the tap knows of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..batch.compose import loss_mask
-from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
+from ..compat import LOSS, OLD_LOGPS, REF_LOGPS
 from ..data.fields import ADVANTAGES
-from .handed import Handed, Uses, plain
+from ..errors import SeamError
 
 ROWS = "trl_replay_rows"
 """Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0.
@@ -21,37 +20,50 @@ Second: the flags `COMPOSED` (the batch's padding is ours, not the model's), `SI
 COMPOSED, SILENT, EXCLUDED, WITHOUT_KL = 1, 2, 4, 8
 
 
-WRITTEN = (ADVANTAGES, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS)
-"""Keys that the tap writes, once the policy's log-probs are known."""
+class ReadNotes(dict[str, Any]):
+    """A copy of a batch that notes in `read` which keys are read."""
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        super().__init__(batch)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As `dict.get`."""
+        self.read.add(key)
+        return super().get(key, default)
 
 
-class MicroBatch(dict[str, Any]):
-    """A shallow copy of the loss's inputs that knows what the loss has used of it, also where it copies it further.
+class MicroBatch:
+    """One call of the loss that calls no other: the mapping that it reads, and what the tap knows of its rows.
 
     Args:
-        inputs (`Mapping`): The trainer's.
-        hands_out (`bool`): Whether the loss gets [`Handed`] tensors, which show in every copy what the tap writes.
-            Without, the loss reads the old log-probs from here.
+        inputs (`Mapping`): What the loss was given.
+        rows (`(b, 2)` int64, on the CPU): See `ROWS`.
+        batch (`Mapping`): What it reads: the same, or a shallow copy, which alone may be written to.
 
     Attributes:
-        uses ([`Uses`]): Keys that the loss has used since the tap has written.
+        tapped (`bool`): Whether the log-probs came, and all was written.
         entropies (`(b, C)`, *optional*): The policy's, detached, while the loss is still to choose among them.
         high_entropy (`(b, C)` bool, *optional*): What it chose by `top_entropy_quantile`.
+        probe (`()`, *optional*): A factor of 1 on advantages that the loss had read before: has it a gradient, the
+            loss uses the present ones.
     """
 
-    def __init__(self, inputs: Mapping[str, Any], hands_out: bool = True) -> None:
-        super().__init__(inputs)
-        self.rows: torch.Tensor = self.pop(ROWS)
-        self.uses = Uses()
+    def __init__(self, inputs: Any, rows: torch.Tensor, batch: Any) -> None:
+        self.inputs = inputs
+        self.rows = rows
+        self.batch = batch
+        self.asked = False
         self.tapped = False
         self.entropies: torch.Tensor | None = None
         self.high_entropy: torch.Tensor | None = None
-        self._hands_out = hands_out
-        self._handed: dict[str, Handed] = {}
-        self._values: dict[str, torch.Tensor] = {}
-        self._unwritten: set[str] = set()
-        if hands_out:
-            self._hand_out(inputs)
+        self.probe: torch.Tensor | None = None
+        self._before: dict[str, Any] = {}  # of keys that were written: what the loss was given, and the value of ours
+        self._ours: dict[str, tuple[torch.Tensor, int]] = {}
 
     @property
     def ids(self) -> torch.Tensor:
@@ -68,42 +80,20 @@ class MicroBatch(dict[str, Any]):
         """`(b,)` bool on the CPU: whether a row is a replayed one."""
         return self.ids < 0
 
-    def __getitem__(self, key: str) -> Any:
-        self._note(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """As `dict.get`."""
-        self._note(key)
-        return super().get(key, default) if key in self else default
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) and key not in self._unwritten
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._unwritten.discard(key)
-        to_hand = self._hands_out and key in WRITTEN and torch.is_tensor(value)
-        super().__setitem__(key, self._hand(value, key) if to_hand else value)
-
-    def __copy__(self) -> dict[str, Any]:
-        return dict(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return deepcopy(dict(self), memo)
+    @property
+    def mask(self) -> torch.Tensor:
+        """`(b, C)`: the tokens that the loss trains on."""
+        return loss_mask(self.batch)
 
     def peek(self, key: str) -> Any:
-        """The value of a key, or None: no use by the loss."""
-        if key not in self:
-            return None
-        return self._values[key] if key in self._values else super().get(key)
+        """The value of a key, or None."""
+        return self.batch.get(key)
 
     def write(self, key: str, value: torch.Tensor) -> None:
-        """Give a key another value, in every copy."""
-        handed = self._handed.get(key)
-        self[key] = value
-        if handed is not None:
-            handed.show(value)
-            self._handed[key] = handed
+        """Give a key another value in the copy."""
+        self._before.setdefault(key, self.peek(key))
+        self._ours[key] = value, value._version
+        self.batch[key] = value
 
     def keep(self, key: str, kept: torch.Tensor, logps: torch.Tensor) -> None:
         """Keep log-probs where `kept`, `(b, C)` bool, and put `logps` elsewhere; nothing if it has no such key."""
@@ -111,43 +101,33 @@ class MicroBatch(dict[str, Any]):
         if value is not None:
             self.write(key, torch.where(kept, value, logps.to(value.dtype)))
 
-    def complete(self, logps: torch.Tensor) -> None:
-        """All is written: log-probs that nothing has written are the policy's, `(b, C)`. What is used from now on is
-        noted."""
-        if self._hands_out:
-            if OLD_LOGPS not in self:
-                self.write(OLD_LOGPS, logps)
-            if SAMPLING_LOGPS not in self:  # in copies alone, where a loss would take the old ones
-                self._handed[SAMPLING_LOGPS].show(self.peek(OLD_LOGPS))
-        self.uses.watched = True
-
     def silence(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
         """Take rows, `(b,)` bool, out of the policy and the KL term, in value and gradient; `logps` are the
         policy's, `(b, C)`."""
         tokens = rows.unsqueeze(1)
         advantages = self.peek(ADVANTAGES)
         self.write(ADVANTAGES, advantages.masked_fill(rows if advantages.dim() == 1 else tokens, 0.0))
-        kept = loss_mask(self).bool() & ~tokens
+        kept = self.mask.bool() & ~tokens
         self.keep(OLD_LOGPS, kept, logps)
         self.keep(REF_LOGPS, kept, logps)
 
-    def _hand_out(self, inputs: Mapping[str, Any]) -> None:
-        self._unwritten = {key for key in (OLD_LOGPS, SAMPLING_LOGPS) if inputs.get(key) is None}
-        ids: torch.Tensor = inputs["completion_ids"]
-        nothing = torch.full((1, 1), torch.nan, device=ids.device).expand(ids.shape)
-        for key in WRITTEN:
-            value = nothing if key in self._unwritten else inputs.get(key)
-            if value is not None:
-                super().__setitem__(key, self._hand(value, key))
+    def give_back(self) -> None:
+        """Put into the trainer's batch what the loss has put into the copy, as it would have without replay.
 
-    def _hand(self, value: torch.Tensor, key: str) -> Handed:
-        self._values[key] = value = plain(value)
-        self._handed[key] = handed = Handed.of(value, key, self.uses)
-        return handed
-
-    def _note(self, key: str) -> None:
-        if self.uses.watched and not self._hands_out:
-            self.uses.keys.add(key)
+        Raises:
+            SeamError: It has changed a value of ours, which must not stay there.
+        """
+        if self.batch is self.inputs:
+            return
+        for key, (value, version) in self._ours.items():
+            if self.peek(key) is not value or value._version != version:
+                raise SeamError(
+                    f"{LOSS} changed {key!r} of its batch after it had asked for the log-probs, where replay gives "
+                    "replayed rows other values. Change it before, or a copy of it, or train without replay: "
+                    "use_replay=False."
+                )
+        left = {**self.batch, **self._before}
+        self.inputs.update({key: value for key, value in left.items() if value is not None or key in self.inputs})
 
 
 @dataclass(slots=True)
@@ -159,7 +139,7 @@ class PlacedRow:
         age (`int`): Updates since it was generated.
         advantage (`()` or `(length,)`): In the composed batch: the row's, or each token's.
         priority (`float`): Its group's chance of being drawn, relative to the least likely one's.
-        proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.
+        proximal (`(n,)`, *optional*): Log-probs of its first training forward since it was drawn.
     """
 
     logps: torch.Tensor
@@ -169,7 +149,8 @@ class PlacedRow:
     proximal: torch.Tensor | None = None
 
     def keep_proximal(self, logps: torch.Tensor) -> torch.Tensor:
-        """The log-probs of its first training forward since it was drawn, which are `logps` if this is it."""
-        if self.proximal is None:
+        """The log-probs of its first training forward since it was drawn, which are `logps` if this is it, or if that
+        one saw fewer of its tokens."""
+        if self.proximal is None or len(self.proximal) < len(logps):
             self.proximal = logps
         return self.proximal

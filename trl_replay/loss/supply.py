@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from ..batch.compose import loss_mask
 from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..data.fields import ADVANTAGES
 from ..data.types import Corrected, Placement, ReplayedRows
@@ -82,7 +81,7 @@ class Supply:
         Returns:
             `(b, C)` bool, the replayed tokens whose weight is 0.
         """
-        mask = loss_mask(micro).bool()
+        mask = micro.mask.bool()
         weightless = torch.zeros_like(mask)
         if bool(micro.replayed.any()):
             weightless = self._replace(micro, logps, mask)
@@ -131,7 +130,7 @@ class Supply:
         """
         given = micro.peek(OLD_LOGPS)
         old = logps if given is None else given
-        if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
+        if micro.peek(SAMPLING_LOGPS) is None:  # TRL's off-policy mask would take the corrected old log-probs for them
             micro.write(SAMPLING_LOGPS, _with_rows(old, index, rows.behavior_logps))
             micro.keep(SAMPLING_LOGPS, mask, logps)
         micro.write(OLD_LOGPS, _with_rows(old, index, old_logps))
@@ -187,18 +186,14 @@ def _replayed_rows(
         advantages (`(R,)` or `(R, C)`): Those of the micro-batch.
     """
     device = logps.device
-    proximal = [row.keep_proximal(now) for row, now in zip(stored, logps, strict=True)]
-    padded = pad_sequence([row.logps for row in stored], batch_first=True)
-    missing = logps.size(1) - padded.size(1)
-    if missing:  # without, it would copy all the same
-        padded = functional.pad(padded, (0, missing))
-    padded = padded.to(device, torch.float32)
+    proximal = [row.keep_proximal(now[: len(row.logps)]) for row, now in zip(stored, logps, strict=True)]
+    padded = _padded([row.logps for row in stored], logps.size(1)).to(device, torch.float32)
     if advantages.dim() == 2:  # the batch's: the trainer's loss may have added a part of its own for each token
         advantages = _batch_advantages(stored, logps.size(1)).to(advantages)
     return ReplayedRows(
         logps=logps,
         behavior_logps=torch.where(mask, padded, logps.float()),
-        proximal_logps=torch.stack(proximal),
+        proximal_logps=torch.where(mask, _padded(proximal, logps.size(1)), logps),
         mask=mask,
         advantages=advantages,
         ages=torch.tensor([row.age for row in stored], device=device),
@@ -212,7 +207,12 @@ def _batch_advantages(stored: Sequence[PlacedRow], width: int) -> torch.Tensor:
     if not any(advantage.dim() for advantage in advantages):
         return torch.stack(advantages)
     spread = [advantage.expand(len(row.logps)) for advantage, row in zip(advantages, stored, strict=True)]
-    padded = pad_sequence(spread, batch_first=True)
+    return _padded(spread, width)
+
+
+def _padded(rows: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """`(R, width)` of rows of any lengths, as wide as what the loss reads: an override may trim it."""
+    padded = pad_sequence(list(rows), batch_first=True)
     return functional.pad(padded, (0, width - padded.size(1)))
 
 

@@ -2,28 +2,42 @@
 
 Where TRL leaves `old_per_token_logps` out of the batch, each fresh row's first training forward happens before the
 optimizer moves, so that this forward's log-probs are those of the policy that generated the row. The tap keeps those
-of candidates. For replayed rows it puts the stored ones, as the correction decides, into a shallow copy of the
-micro-batch before the loss reads them. Rows that shall train nothing lose their advantage, KL and entropy gradient.
+of candidates. For replayed rows it puts the stored ones, as the correction decides, into a shallow copy of the mapping
+that the loss reads, once the loss has its log-probs and before it reads anything else. Rows that shall train nothing
+lose their advantage, KL and entropy gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ..base.progress import KeptErrors
 from ..batch.candidates import Candidate
-from ..batch.compose import loss_mask
-from ..compat import REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of_entropy_control
-from ..data.types import Batch, Placement
+from ..compat import LOSS, REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of_entropy_control
+from ..data.fields import ADVANTAGES
+from ..data.types import Placement
+from ..errors import SeamError
 from .denominator import Denominator
 from .fresh_stats import FreshStats
 from .handshake import Handshake
-from .micro_batch import COMPOSED, ROWS, SILENT, WITHOUT_KL, MicroBatch
+from .inserted import LossClasses
+from .micro_batch import COMPOSED, ROWS, SILENT, WITHOUT_KL, MicroBatch, ReadNotes
 from .supply import Placed, Supply
+
+PROMPTS, COMPLETIONS = "prompt_ids", "completion_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A micro-batch as the whole loss was given it: its row ids, here on the CPU, and its completions."""
+
+    rows: torch.Tensor
+    on_cpu: torch.Tensor
+    completions: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +61,8 @@ class Tap:
 
     Attributes:
         fresh ([`FreshStats`]): What the loss computes of fresh rows.
+        classes ([`LossClasses`]): Have the trainer's loss go through `part`.
+        reading ([`MicroBatch`], *optional*): What the loss reads at the moment.
     """
 
     def __init__(
@@ -63,7 +79,12 @@ class Tap:
         self.handshake = handshake
         self._errors = errors
         self._trainer = trainer
-        self._current: MicroBatch | None = None
+        self._given: Given | None = None
+        self._parts: list[MicroBatch] = []
+        self._model: Any = None
+        self._checked = False  # whether a loss that is not TRL's was seen to use what it reads
+        self.reading: MicroBatch | None = None
+        self.classes = LossClasses(self.part)
         self._candidates: dict[int, Candidate] = {}
         self._denominator = Denominator()
         self.fresh = FreshStats(form)
@@ -110,44 +131,119 @@ class Tap:
         self._denominator = expected.denominator
         self._candidates = {}
 
-    def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch, hands_out: bool = True) -> torch.Tensor:
-        """Run the stock loss on a shallow copy of `inputs`, with the tap open.
+    def expect_nothing(self) -> None:
+        """Expect a generation batch that replay left as it was."""
+        self._candidates = {}
+        self.supply.place([], torch.empty(0), torch.empty(0))
 
-        Args:
-            stock (`Callable`): The loss.
-            inputs (`dict`): A micro-batch.
-            hands_out (`bool`): Whether the loss gets tensors that show in its own copies, too, what the tap writes.
+    def opens(self, inputs: Any, training: bool) -> bool:
+        """Tell whether a loss is to go through `loss`: on a batch with row ids, and not within another one.
 
         Raises:
-            SeamError: The loss did not call the log-prob method with gradients, or did not use after it what the tap
-                has written.
+            SeamError: The batch has lost its row ids, and replayed rows can't be told from others.
         """
-        if ROWS not in inputs:
-            return stock(inputs)
-        self._current = micro = MicroBatch(inputs, hands_out)
+        if self._given is not None or ROWS in inputs:
+            return self._given is None
+        if training and self.supply.placed.rows:
+            raise SeamError(
+                f"A micro-batch has lost {ROWS!r}, which tells replayed rows from fresh ones: where compute_loss "
+                "makes a batch of its own, take this key along, or train without replay: use_replay=False."
+            )
+        return False
+
+    def loss(self, whole: Callable[[Any], torch.Tensor], inputs: Any) -> torch.Tensor:
+        """Run the trainer's training loss with the tap open.
+
+        Args:
+            whole (`Callable`): The loss, overrides included, which calls `part`.
+            inputs (`Mapping`): A micro-batch.
+
+        Raises:
+            SeamError: No part of the loss asked for log-probs and then read what the tap writes.
+        """
+        rows = inputs[ROWS]
+        on_device = rows.to(inputs[COMPLETIONS].device)  # an override may index all that the batch holds by rows there
+        self._given = Given(on_device, rows.cpu(), inputs[COMPLETIONS])
+        inputs[ROWS] = on_device
         try:
-            loss = stock(micro)
+            loss = whole(inputs)
+            self.handshake.check(self._parts, could_train=bool(self._parts) or bool(inputs[ADVANTAGES].any()))
+            return loss
         finally:
-            self._current = None
-        self.handshake.check(micro)
+            self._parts, self._given = [], None
+            if inputs.get(ROWS) is on_device:
+                inputs[ROWS] = rows
+
+    def part(self, make: Callable[[Any], torch.Tensor], model: Any, inputs: Any, is_stock: bool) -> torch.Tensor:
+        """Run one call of the loss that calls no other, on a mapping that the tap may write to.
+
+        Args:
+            make (`Callable`): That loss.
+            model: What it was given.
+            inputs (`Mapping`): The same: the exact mapping that it would read.
+            is_stock (`bool`): Whether it is TRL's, which makes one forward and reads the rest after it.
+        """
+        if self._given is None or self.reading is not None:
+            return make(inputs)
+        rows = self._rows(self._given, inputs)
+        batch = inputs
+        if not is_stock and not self._checked:
+            batch = ReadNotes(inputs)
+        elif bool(rows[:, 1].any()) or bool((rows[:, 0] < 0).any()):
+            batch = dict(inputs)
+        self.reading = micro = MicroBatch(inputs, rows, batch)
+        self._model = None if is_stock else model
+        try:
+            loss = make(batch)
+        finally:
+            self.reading = self._model = None
+        if micro.tapped and isinstance(batch, ReadNotes):
+            self.handshake.check_own(micro, batch.read, loss)
+            self._checked = True
+        if not is_stock:
+            micro.give_back()
+        if not micro.tapped:
+            return loss
+        self._parts.append(micro)
         scale = self.scale(micro)
         return loss if scale is None else loss * scale
 
     def scale(self, micro: MicroBatch) -> torch.Tensor | float | None:
-        """Factor on a micro-batch's loss; None if there is none."""
+        """Factor on a part of the loss; None if there is none."""
         return self._denominator.scale(micro)
 
-    def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Look at what the wrapped log-prob method returned, log-probs `(b, C)`, entropies `(b, C)` and more, once
-        in each training loss.
+    def asks(self, model: Any, ids: torch.Tensor) -> MicroBatch | None:
+        """Tell whether a call of the log-prob method is the one of the loss at hand.
+
+        Args:
+            model: What is asked.
+            ids (`(b, P + C)`): Prompts and completions.
+
+        Returns:
+            Its micro-batch. TRL's loss makes one such call; another loss's is the first with its model and tokens.
+        """
+        micro = self.reading
+        if micro is None or micro.asked or not torch.is_grad_enabled():
+            return None
+        if self._model is not None:
+            own = torch.cat([micro.peek(PROMPTS), micro.peek(COMPLETIONS)], dim=1)
+            if model is not self._model or ids.shape != own.shape or not torch.equal(ids, own):
+                return None
+        micro.asked = True
+        return micro
+
+    def logps(self, micro: MicroBatch, result: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Look at what the log-prob method returned to the loss, log-probs `(b, C)`, entropies `(b, C)` and more, and
+        write what it shall read.
 
         Returns:
             The same, but for rows and tokens that train nothing, whose entropies lose their gradient.
         """
-        micro = self._current
-        if micro is None or micro.tapped or not result[0].requires_grad:
+        if not result[0].requires_grad:
+            micro.asked = False
             return result
         micro.tapped = True
+        read = micro.batch.read.copy() if isinstance(micro.batch, ReadNotes) else set()
         logps = result[0].detach()
         self._record(micro.ids.tolist(), logps)
         self._drop_kl(micro, logps)
@@ -161,15 +257,42 @@ class Tap:
             micro.silence(dead, logps)
             silent = dead.unsqueeze(1)
             masked = silent if masked is None else masked | silent
-        micro.complete(logps)
+        if isinstance(micro.batch, ReadNotes):
+            if ADVANTAGES in read:
+                micro.probe = torch.ones((), device=logps.device, requires_grad=True)
+                micro.write(ADVANTAGES, micro.peek(ADVANTAGES) * micro.probe)
+            micro.batch.read.clear()
         return self._denominator.returned(result, micro, masked, self.scale(micro))
+
+    @staticmethod
+    def _rows(given: Given, batch: Any) -> torch.Tensor:
+        """The row ids of what the inner loss was given, `(b, 2)` on the CPU: those of the whole loss where it has none
+        of its own and the same completions.
+
+        Raises:
+            SeamError: Its rows are others.
+        """
+        rows, own = batch.get(ROWS, given.rows), batch[COMPLETIONS]
+        if rows is not given.rows and len(rows) == len(own):
+            return cast("torch.Tensor", rows.cpu())
+        width = min(own.size(1), given.completions.size(1))
+        if own is given.completions or (
+            rows is given.rows
+            and len(own) == len(rows)
+            and torch.equal(own[:, :width], given.completions[:, :width].to(own.device))
+        ):
+            return given.on_cpu
+        raise SeamError(
+            f"{LOSS} was given other rows than its batch has, or in another order, and not the same of {ROWS!r}: do "
+            "the same with this key as with the others, or train without replay: use_replay=False."
+        )
 
     def high_entropy(self, chosen: torch.Tensor) -> torch.Tensor:
         """Look at the tokens, `(b, C)` bool, that `top_entropy_quantile` lets a loss train on. Returns the same."""
-        micro = self._current
+        micro = self.reading
         if micro is not None and micro.entropies is not None:
             micro.high_entropy = chosen
-            self._control_entropy(micro, micro.entropies, loss_mask(micro) * chosen)
+            self._control_entropy(micro, micro.entropies, micro.mask * chosen)
         return chosen
 
     def _drop_kl(self, micro: MicroBatch, logps: torch.Tensor) -> None:
@@ -199,7 +322,7 @@ class Tap:
         logps = result[0].detach()
         others = [value for value in result[1:] if torch.is_tensor(value)]
         entropies = next((value for value in others if value.shape == logps.shape), None)
-        mask = loss_mask(micro)
+        mask = micro.mask
         replayed = micro.replayed.to(logps.device)
         fresh = mask.bool() & ~replayed.unsqueeze(1)
         self.fresh.add(micro, logps, entropies, fresh)

@@ -79,6 +79,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     session = Session(trainer, in_force, components, RunAdvisor())
     session.files = Files(lambda: session.trainer, components, session.roll_call)
     if session.enabled:
+        session.tap.classes.check(trainer)
         _begin(trainer, session)
     else:
         session.roll_call.announce_inactive()

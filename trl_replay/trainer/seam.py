@@ -17,7 +17,6 @@ from ..errors import AttachError
 from ..extras.asynchronous.session import AsyncSession
 from ..extras.unsloth import loss as unsloth
 from ..generation.trainer_log import mark_replaced, take_column
-from ..loss.micro_batch import ROWS
 from ..session import Session
 from .callback import ReplayCallback
 
@@ -198,7 +197,11 @@ def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: A
 
 
 def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any) -> Any:
-    return session.tap.loss(lambda micro: stock(model, micro), inputs)
+    if not session.tap.opens(inputs, trainer.model.training):
+        return stock(model, inputs)
+    with session.tap.classes.inserted(trainer):
+        whole = getattr(type(trainer), compat.LOSS).__get__(trainer)
+        return session.tap.loss(lambda batch: whole(model, batch), inputs)
 
 
 def _unsloth_loss(
@@ -207,12 +210,17 @@ def _unsloth_loss(
     def plain(micro: Any) -> Any:
         return stock(model, micro, *args, **kwargs)
 
-    loss = unsloth.tapped(session.tap, trainer, plain) if ROWS in inputs else plain
-    return session.tap.loss(loss, inputs, hands_out=False)  # which has its own copies made of what the tap writes
+    if not session.tap.opens(inputs, trainer.model.training):
+        return plain(inputs)
+    return session.tap.loss(unsloth.tapped(session.tap, trainer, plain), inputs)
 
 
 def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return session.tap.logps(stock(*args, **kwargs))
+    tap = session.tap
+    model, ids = (*args, *(kwargs[name] for name in ("model", "input_ids")[len(args) :]))[:2]
+    micro = tap.asks(model, ids)
+    result = stock(*args, **kwargs)
+    return result if micro is None else tap.logps(micro, result)
 
 
 def _high_entropy(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,6 @@ from ... import compat
 from ...compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS, UNSLOTH_LEFT_PAD
 from ...data.types import Batch
 from ...errors import BatchError
-from ...loss.micro_batch import MicroBatch
 from ...loss.tap import Tap
 
 TEXT = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
@@ -100,24 +99,27 @@ def applied(trainer: Any, apply: Callable[..., Any]) -> Iterator[None]:
 
 
 def tapped(tap: Tap, trainer: Any, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The stock loss on a micro-batch of ours, with the tap where it has the policy's log-probs."""
+    """The stock loss on a copy of its batch, with the tap where it has the policy's log-probs."""
 
-    def loss(micro: MicroBatch) -> Any:
-        places = compat.left_packed(trainer, micro)
-        as_trls = _packable(micro)
-        micro.update(packed(trainer, micro))
-        micro["completion_mask"] = micro["completion_mask"] * places.real  # as Unsloth's own mask, made of ids
+    def loss(inputs: Batch) -> Any:
+        micro = tap.reading
+        assert micro is not None
+        micro.batch = batch = dict(inputs)
+        places = compat.left_packed(trainer, batch)
+        as_trls = _packable(batch)
+        batch.update(packed(trainer, batch))
+        batch["completion_mask"] = batch["completion_mask"] * places.real  # as Unsloth's own mask, made of ids
 
         def apply(stock_apply: Any, new: Any, old: Any, ref: Any, sampling: Any, *rest: Any) -> Any:
             head, ids, mask, _, *others = rest
-            micro.update(as_trls)
-            tap.logps((places.unpack(new),))
+            batch.update(as_trls)
+            tap.logps(micro, (places.unpack(new),))
 
             def pack(values: Any) -> Any:
                 return None if values is None else places.pack(values, new.size(1))
 
-            old, ref, sampling = (pack(micro.get(key)) for key in (OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS))
-            advantages = micro["advantages"]
+            old, ref, sampling = (pack(micro.peek(key)) for key in (OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS))
+            advantages = micro.peek("advantages")
             advantages = advantages if advantages.dim() == 1 else pack(advantages)
             scale = tap.scale(micro)
             if scale is not None:
@@ -125,6 +127,6 @@ def tapped(tap: Tap, trainer: Any, stock: Callable[[Any], Any]) -> Callable[[Any
             return stock_apply(new, old, ref, sampling, head, ids, mask, advantages, *others)
 
         with applied(trainer, apply):
-            return stock(micro)
+            return stock(batch)
 
-    return loss
+    return lambda inputs: tap.part(loss, None, inputs, is_stock=True)

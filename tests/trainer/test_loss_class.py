@@ -1,0 +1,167 @@
+"""The class of ours that stands in front of the loss while it runs: where it stands, and that it is gone after it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support import DEAD, HALF, LIVE, Rewards
+from trl import GRPOTrainer
+
+import trl_replay
+from trl_replay.loss.inserted import loss_maker
+from trl_replay.testing import make_trainer
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+
+
+class Noting(GRPOTrainer):
+    """Notes its classes inside the loss and outside of it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.within: list[list[str]] = []
+        self.outside: list[type] = []
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.outside.append(type(self))
+        return loss
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        assert isinstance(self, Noting)
+        self.within.append([base.__qualname__ for base in type(self).__mro__])
+        return super()._compute_loss(model, inputs)
+
+
+class Left(GRPOTrainer):
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs)
+
+
+class Right(GRPOTrainer):
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs)
+
+
+class Diamond(Noting, Left, Right):
+    """An override on each way to TRL's class."""
+
+
+def test_a_class_stands_in_front_of_trls_while_a_loss_runs_and_is_gone_after_it(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Diamond, max_steps=3)
+    trl_replay.attach(trainer)
+    assert type(trainer) is Diamond
+    trainer.train()
+    for names in trainer.within:
+        assert names[:7] == ["Diamond", "Diamond", "Noting", "Left", "Right", "GRPOTrainer", "GRPOTrainer"]
+    assert set(trainer.outside) == {Diamond}
+
+
+def test_the_class_is_gone_after_a_loss_that_fails(tmp_path: Any) -> None:
+    class Failing(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            super()._compute_loss(model, inputs)
+            raise ValueError("a loss of mine")
+
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Failing)
+    trl_replay.attach(trainer)
+    with pytest.raises(ValueError, match="a loss of mine"):
+        trainer.train()
+    assert type(trainer) is Failing
+
+
+def test_another_trainer_of_the_same_class_keeps_its_class(tmp_path: Any) -> None:
+    replaying, stock = (make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Noting) for _ in range(2))
+    trl_replay.attach(replaying)
+    stock.train()
+    assert {names[1] for names in stock.within} == {"GRPOTrainer"}
+
+
+class WithoutHeirs(GRPOTrainer):
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no subclass of mine")
+
+
+class Registering(type(GRPOTrainer)):  # type: ignore[misc]
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], key: str = "") -> Any:
+        if not key:
+            raise TypeError("a class of mine needs a key")
+        return super().__new__(mcs, name, bases, namespace)
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], key: str = "") -> None:
+        super().__init__(name, bases, namespace)
+
+
+class Keyed(GRPOTrainer, metaclass=Registering, key="mine"):
+    """Of a metaclass whose classes need an argument."""
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "reason"), [(WithoutHeirs, "no subclass of mine"), (Keyed, "a class of mine needs a key")]
+)
+def test_a_class_that_allows_no_subclass_is_refused_at_attach(tmp_path: Any, trainer_class: Any, reason: str) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class)
+    before = dict(trainer.__dict__)
+    with pytest.raises(trl_replay.ContractError, match=f"no subclass of it can be made.*{reason}"):
+        trl_replay.attach(trainer)
+    assert (type(trainer), trainer.__dict__) == (trainer_class, before)
+
+
+class Slotted(GRPOTrainer):
+    __slots__ = ("mine",)
+
+
+def test_a_class_with_slots_trains(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Slotted, max_steps=3)
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+
+
+def test_the_class_that_makes_the_loss_is_the_one_that_asks_for_log_probs_and_calls_no_other() -> None:
+    class Own(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return self._get_per_token_logps_and_entropies(model, *inputs)[0].mean()
+
+    class OnOwn(Own):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            self._get_per_token_logps_and_entropies(model, *inputs)
+            return super()._compute_loss(model, inputs)
+
+    assert loss_maker(GRPOTrainer) is loss_maker(Diamond) is GRPOTrainer
+    assert loss_maker(OnOwn) is loss_maker(Own) is Own
+
+
+def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path: Any, monkeypatch: Any) -> None:
+    """What it was given is what it reads, to the object."""
+    read, given = [], []
+    stock = GRPOTrainer._compute_loss
+
+    class Giving(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            given.append(inputs)
+            return super()._compute_loss(model, inputs)
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", copy.copy(stock))
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Giving, max_steps=2)
+    session = trl_replay.attach(trainer, replay_max_fraction=0.0)
+    part = session.tap.classes._around
+
+    def noting(make: Any, model: Any, inputs: Any, is_stock: bool) -> Any:
+        assert is_stock
+
+        def noted(batch: Any) -> torch.Tensor:
+            read.append(batch)
+            loss: torch.Tensor = make(batch)
+            return loss
+
+        return part(noted, model, inputs, is_stock)
+
+    session.tap.classes._around = noting
+    session.tap.classes._made.clear()
+    trainer.train()
+    assert len(read) == len(given) == 2
+    assert all(one is other for one, other in zip(read, given, strict=True))

@@ -1,0 +1,122 @@
+"""Losses as people write them: bit-identical to stock while nothing is replayed, right by hand or refused while it is.
+
+`make test` trains those of `FEW`, `make compat` all (`TRL_REPLAY_ALL_LOSSES=1`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from users_losses import CASES, WEIGHT, rewards, stored_errors, watched, weights_of
+
+import trl_replay
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+FEW = (
+    "shaped_in_a_copy", "shaped_in_the_batch", "reordered_known_keys_in_the_batch", "rows_of_no_advantage_dropped",
+    "halves", "forward_before_on_flipped_rows", "teacher_before", "skipped_without_advantages",
+    "scaled_with_rows_left_out", "a_patch_with_wraps_on_the_class", "rebuilt_around_the_loss",
+    "log_probs_by_two_forwards", "whole_loss_that_of_its_own", "whole_loss_that_reads_advantages_again_for_nothing",
+    "whole_loss_that_shapes_before",
+)  # fmt: skip
+CHOSEN = CASES if os.environ.get("TRL_REPLAY_ALL_LOSSES") else FEW
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dapo": ({"loss_type": "dapo"}, {}),
+    "grpo with a reference, two iterations": (
+        {"loss_type": "grpo", "beta": 0.1, "num_iterations": 2},
+        {"replay_kl": "all"},
+    ),
+}
+"""Arguments of the trainer, and of replay."""
+REFUSED = {
+    "reordered_known_keys": "other rows than its batch has, or in another order",
+    "reordered_known_keys_in_the_batch": "other rows than its batch has, or in another order",
+    "by_the_class": r"Call the loss with super\(\)\._compute_loss",
+    "a_patch_on_the_class": "did not use 'old_per_token_logps'",
+    "a_patch_with_wraps_on_the_class": "did not use 'old_per_token_logps'",
+    "a_patch_of_trls_class": "did not use 'old_per_token_logps'",
+    "rebuilt_around_the_loss": "has lost 'trl_replay_rows'|were not seen to run",
+    "by_the_type_of_itself": r"super\(type\(self\), self\)",
+    "whole_loss_that_in_a_copy": "did not use 'old_per_token_logps'",
+    "whole_loss_that_reads_advantages_first": "did not use 'advantages'",
+    "whole_loss_that_reads_advantages_again_for_nothing": "did not use 'advantages'",
+    "whole_loss_that_takes_its_own_for_old": "did not use 'old_per_token_logps'",
+    "whole_loss_that_shapes_after": "changed 'advantages' of its batch",
+    "whole_loss_in_a_helper": "in _compute_loss itself",
+}
+"""The others train right."""
+
+
+def trained(folder: Any, name: str, setting: str, compares: bool = False, **replay: Any) -> Any:
+    """A trainer of the case after 4 updates, its session, and how it was refused."""
+    arguments, attached = SETTINGS[setting]
+    arguments = {"max_steps": 4, "seed": 3, "learning_rate": 1e-2, "max_completion_length": 8, **arguments}
+    if name.startswith("whole_loss"):
+        arguments["beta"] = 0.0
+    if arguments.get("beta"):
+        make_model(make_tokenizer()).save_pretrained(folder / "model")
+        make_tokenizer().save_pretrained(folder / "model")
+        arguments["model"] = type(make_model(make_tokenizer())).from_pretrained(folder / "model")
+    trainer = make_trainer(folder, rewards(), trainer_class=watched(CASES[name]), **arguments)
+    trainer.compares = compares
+    session = trl_replay.attach(trainer, replay_start=0, **attached, **replay) if replay else None
+    refused = ""
+    with getattr(trainer, "patch", contextlib.nullcontext)():
+        try:
+            trainer.train()
+        except trl_replay.SeamError as error:
+            assert session is not None
+            refused = str(error)
+    return trainer, session, refused
+
+
+@pytest.fixture(scope="module")
+def stock_weights(tmp_path_factory: Any) -> Any:
+    """Of each case and setting, the weights after stock's training."""
+
+    @cache
+    def of(name: str, setting: str) -> torch.Tensor:
+        trainer, _, _ = trained(tmp_path_factory.mktemp("stock"), name, setting)
+        return weights_of(trainer.model)
+
+    return of
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_187_a_users_loss_trains_as_stock_while_nothing_is_replayed(
+    tmp_path: Any, name: str, setting: str, stock_weights: Any
+) -> None:
+    for way, idle in {"none": {"replay_max_fraction": 0.0}, "dry": {"replay_dry_run": True}}.items():
+        trainer, session, refused = trained(tmp_path / way, name, setting, **idle)
+        if not refused:
+            assert torch.equal(weights_of(trainer.model), stock_weights(name, setting)), way
+        assert max(stored_errors(session, trainer.book), default=0) < 1e-4, "log-probs of the model that generated"
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_187_a_users_loss_is_right_by_hand_with_replayed_rows_or_refused(
+    tmp_path: Any, name: str, setting: str
+) -> None:
+    replay: dict[str, Any] = {"replay_weight": WEIGHT}
+    if name == "scaled_with_rows_left_out":
+        if setting == "dapo":
+            pytest.skip("dapo's denominator is the batch's: no factor")
+        replay |= {"replay_unfilled": "exclude", "replay_max_fraction": 0.4}
+    trainer, session, refused = trained(tmp_path, name, setting, compares=True, **replay)
+    if name in REFUSED:
+        assert re.search(REFUSED[name], refused), refused
+    else:
+        assert refused == ""
+        assert sum(rows for rows, _, _ in trainer.compared) > 0
+    for rows, loss, gradient in trainer.compared:
+        assert loss < 1e-4, f"with {rows} replayed rows"
+        assert gradient < 2e-3, f"with {rows} replayed rows"
+    assert max(stored_errors(session, trainer.book), default=0) < 1e-4

@@ -1,0 +1,117 @@
+"""The class that stands in front of the one that makes a trainer's loss, while a loss runs.
+
+An override may copy, shape, move, or reorder the batch before it calls `super()._compute_loss`, and only the class
+that makes the loss gets the mapping that the loss reads. So while a loss runs, the trainer's class is a subclass of
+its own, in whose method resolution order a class of ours comes right before that one. `torch.nn.utils.parametrize`
+swaps a module's class in the same way.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from ..compat import LOGPS, LOSS, is_stock_loss
+from ..errors import ContractError, SeamError
+
+Around = Callable[[Callable[[Any], Any], Any, Any, bool], Any]
+"""Called as `around(make, model, inputs, is_stock)` in the place of `make(inputs)`, the loss that calls no other."""
+
+
+class Inserted(NamedTuple):
+    """What takes the place of a trainer's class, and whether the loss behind it is TRL's."""
+
+    whole: type
+    is_stock: bool
+
+
+class LossClasses:
+    """Makes and keeps the classes of one trainer.
+
+    Args:
+        around (`Callable`): Stands in front of the loss: `Around`.
+    """
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._made: dict[tuple[Any, ...], Inserted] = {}
+
+    def check(self, trainer: Any) -> None:
+        """Make the class, and try it on the trainer.
+
+        Raises:
+            ContractError: Its own class allows no such subclass.
+        """
+        try:
+            with self.inserted(trainer):
+                pass
+        except Exception as error:
+            raise ContractError(
+                f"{type(trainer).__name__} can't be attached to: no subclass of it can be made, which replay puts in "
+                f"front of its loss while that runs ({type(error).__name__}: {error}). Let its metaclass and "
+                "__init_subclass__ allow one without arguments, or train without replay: use_replay=False."
+            ) from error
+
+    @contextmanager
+    def inserted(self, trainer: Any) -> Iterator[None]:
+        """Put our class in front of the one that makes the loss, on this trainer alone."""
+        before = type(trainer)
+        object.__setattr__(trainer, "__class__", self._of(before).whole)
+        try:
+            yield
+        except RecursionError as error:
+            raise SeamError(
+                f"{LOSS} called itself without end. While it runs, a trainer's type is a subclass of its class, so "
+                "that super(type(self), self) is the loss itself: write super(), or train without replay: "
+                "use_replay=False."
+            ) from error
+        finally:
+            object.__setattr__(trainer, "__class__", before)
+
+    def _of(self, trainer_class: type) -> Inserted:
+        """The class for a trainer's class, made anew where a loss was patched since."""
+        key = trainer_class, *(vars(base).get(LOSS) for base in trainer_class.__mro__)
+        if key not in self._made:
+            self._made[key] = _with_ours(trainer_class, self._around)
+        return self._made[key]
+
+
+def _with_ours(before: type, around: Around) -> Inserted:
+    maker = loss_maker(before)
+    is_stock = is_stock_loss(vars(maker)[LOSS])
+
+    def loss(self: Any, model: Any, inputs: Any) -> Any:
+        return around(lambda batch: getattr(super(ours, self), LOSS)(model, batch), model, inputs, is_stock)
+
+    ours: Any = _subclass(maker, (maker,), {LOSS: loss})
+    return Inserted(ours if maker is before else _subclass(before, (before, ours), {}), is_stock)
+
+
+def _subclass(named: type, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+    """A class that prints as `named`."""
+    names = {"__module__": named.__module__, "__qualname__": named.__qualname__}
+    return type(named)(named.__name__, bases, {**body, **names})
+
+
+def loss_maker(trainer_class: type) -> type:
+    """The class that makes the loss: TRL's, or that of an override that asks for log-probs and calls no other loss."""
+    defining = [base for base in trainer_class.__mro__ if LOSS in vars(base)]
+    names = {base: _names(vars(base)[LOSS]) for base in defining}
+    return next((base for base in defining if LOGPS in names[base] and LOSS not in names[base]), defining[-1])
+
+
+def _names(function: Any, seen: frozenset[Any] = frozenset()) -> set[Any]:
+    """What a function's code names, functions that it wraps or encloses included."""
+    function = inspect.unwrap(function)
+    if not isinstance(function, FunctionType) or function in seen:
+        return set()
+    enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
+    return _in_code(function.__code__).union(*(_names(one, seen | {function}) for one in enclosed))
+
+
+def _in_code(code: CodeType) -> set[Any]:
+    names = {*code.co_names, *(value for value in code.co_consts if isinstance(value, str))}
+    return names.union(*(_in_code(value) for value in code.co_consts if isinstance(value, CodeType)))
