@@ -40,14 +40,12 @@ if TYPE_CHECKING:
     from .buffer.replay_buffer import ReplayBuffer
     from .session import Session
     from .trainer.attachment import attach, attached, detach
-    from .trainer.autoattach import autoattach
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "attach": "trainer.attachment",
     "attached": "trainer.attachment",
-    "autoattach": "trainer.autoattach",
     "detach": "trainer.attachment",
     "ReplayBuffer": "buffer.replay_buffer",
     "Session": "session",
@@ -95,7 +93,6 @@ __all__ = [
     "WeightedSampler",
     "attach",
     "attached",
-    "autoattach",
     "detach",
     "hookimpl",
     "last_complete_checkpoint",

@@ -42,7 +42,6 @@ LOGPS = "_get_per_token_logps_and_entropies"  # returns the new policy's log-pro
 HIGH_ENTROPY = "get_high_entropy_mask"  # with top_entropy_quantile: the tokens that an entropy bonus goes by
 SAVE = "_save_checkpoint"  # writes a checkpoint: on_save is too late, since rotation and upload come before it
 LOAD = "_load_optimizer_and_scheduler"  # gets the resolved checkpoint on every rank: TRL's own way to restore state
-TRAIN = ("train", "_inner_training_loop")  # of transformers' trainer: Unsloth's class has kept an earlier `train`
 PREPARE = "_prepare_inputs"  # gives out micro-batches: where a further iteration gets a batch of its own
 
 SEAM: dict[str, tuple[str, ...]] = {

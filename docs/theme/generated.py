@@ -30,8 +30,8 @@ from trl_replay_papers import METHODS  # noqa: E402
 from trl_replay_papers.cards import parsed  # noqa: E402
 
 import trl_replay  # noqa: E402
-from trl_replay import Preset, ReplayConfig  # noqa: E402
-from trl_replay.cli.commands import parser  # noqa: E402
+from trl_replay import Preset, ReplayConfig, run  # noqa: E402
+from trl_replay.cli.commands import RUN, parser  # noqa: E402
 from trl_replay.extras.advice.rules import RULES, Rule  # noqa: E402
 from trl_replay.strategies import Builtin  # noqa: E402
 
@@ -106,8 +106,8 @@ def commands() -> str:
     (subparsers,) = (action for action in parser()._actions if action.dest == "run" or action.choices)
     assert isinstance(subparsers.choices, dict)
     with mock.patch.dict(os.environ, COLUMNS="100"):
-        helps = {name: each.format_help() for name, each in subparsers.choices.items()}
-    shown = ((name, text.partition("\nsettings:")[0]) for name, text in helps.items())
+        helps = {name: each.format_help() for name, each in {**subparsers.choices, RUN: run.parser()}.items()}
+    shown = ((name, text.partition("\nsettings of replay:")[0]) for name, text in helps.items())
     return "\n".join(f"## `trl-replay {name}`\n\n```text\n{text.rstrip()}\n```\n" for name, text in shown)
 
 

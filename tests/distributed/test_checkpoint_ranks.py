@@ -1,6 +1,6 @@
 """Checkpoints of several processes: each number of them is launched once, and runs through all cases.
 
-As forks: torchrun itself is in tests/trainer/test_autoattach.py.
+As forks: torchrun itself is in tests/trainer/test_run.py.
 """
 
 import re

@@ -90,6 +90,5 @@ def test_the_installed_package_has_its_hook(environment, tmp_path):
     above, attaching, _ = example.partition("    session = trl_replay.attach(")
     assert attaching
     (tmp_path / "unattached.py").write_text(f"{above}    trainer.train()\n\n\nmain()\n")
-    command = (environment.executable, "-m", "trl_replay", "run", "--", environment.executable, "unattached.py")
-    printed = python(*command, cwd=tmp_path)
+    printed = python(environment.executable, "-m", "trl_replay", "run", "unattached.py", cwd=tmp_path)
     assert "replay: 10 generation batches" in printed

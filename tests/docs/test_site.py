@@ -16,7 +16,7 @@ from trl_replay_papers import METHODS
 import trl_replay
 from trl_replay import ReplayConfig
 from trl_replay.base.arguments import arguments_of
-from trl_replay.cli.commands import COMMANDS
+from trl_replay.cli.commands import COMMANDS, RUN
 from trl_replay.data.table import COLUMNS
 from trl_replay.registry import registry
 from trl_replay.specs import SPECS
@@ -101,8 +101,7 @@ def test_llms_txt_names_every_page_and_where_its_markdown_is():
     written = [page for page in NAVIGATION if page in OUTSIDE or (DOCS / page).is_file()]
     assert links == [page if page in OUTSIDE else raw + page for page in written]
     assert (
-        "(https://raw.githubusercontent.com/trl-replay/trl-replay/main/docs/running.md): `trl-replay run` starts"
-        in text
+        "(https://raw.githubusercontent.com/trl-replay/trl-replay/main/docs/running.md): `trl-replay run` runs" in text
     )
     assert "docs/theme/llms.py" in CONFIG["hooks"]
 
@@ -202,7 +201,7 @@ def test_every_setting_has_a_section_with_its_type_its_default_and_what_it_does(
 
 def test_every_command_has_a_section_with_its_help():
     found = sections((DOCS / "reference" / "cli.md").read_text())
-    assert list(found) == [f"`trl-replay {command.name}`" for command in COMMANDS]
+    assert list(found) == [f"`trl-replay {name}`" for name in (RUN, *(command.name for command in COMMANDS))]
     assert "--out" in found["`trl-replay report`"]
     assert "--replay_max_age" not in found["`trl-replay run`"], "the settings have their page"
 

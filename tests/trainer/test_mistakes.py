@@ -4,7 +4,6 @@ A row is a mistake and what its message must say.
 """
 
 import shutil
-import sys
 import warnings
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from trl import GRPOTrainer
 import trl_replay
 from trl_replay import Corrected, EvictorSpec, Preset, ReplayConfig, ReplayError, hookimpl
 from trl_replay.cli.commands import main
-from trl_replay.extras.run.receipts import NOT_ATTACHED
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
@@ -58,9 +56,6 @@ def state(trainer):
     return dict(vars(trainer)), list(trainer.callback_handler.callbacks)
 
 
-STARTS = ("--", "touch", "FOLDER/started")
-
-
 def attach(**settings):
     return lambda desk: trl_replay.attach(desk.trainer(), **settings)
 
@@ -74,13 +69,9 @@ def command(*words):
         told = [
             word.replace("CHECKPOINTS", str(desk.checkpoints)).replace("FOLDER", str(desk.folder)) for word in words
         ]
-        assert main(told) == (NOT_ATTACHED if sys.executable in words else 1)
+        assert main(told) == 1
 
     return act
-
-
-def yaml(text):
-    return lambda desk: command("run", "--config", desk.write("replay.yaml", text), *STARTS)(desk)
 
 
 def warm_start(text, name="warm.jsonl"):
@@ -306,52 +297,6 @@ PYTHON = {
 }
 
 COMMANDS = {
-    "a command without its mark": (command("run", "python", "train.py"), ["python train.py", "put -- before"]),
-    "a command with flags without its mark": (
-        command("run", "accelerate", "launch", "--num_processes", "2", "train.py"),
-        ["accelerate launch", "put -- before the command"],
-    ),
-    "no command": (command("run"), ["Give a command after --, as in trl-replay run -- python train.py"]),
-    "a misspelled command": (command("run", "--", "pyhton", "train.py"), ["no command 'pyhton'", "check its name"]),
-    "a command that can't be started": (
-        command("run", "--", "/tmp"),
-        ["'/tmp' can't be started", "put python before"],
-    ),
-    "a command that trains nothing": (
-        command("run", "--", sys.executable, "-c", "1"),
-        ["replay was not attached", "no GRPOTrainer trained"],
-    ),
-    "a misspelled flag": (
-        command("run", "--replay_bufer_size", "3", *STARTS),
-        ["'replay_bufer_size'", "mean 'replay_buffer_size'"],
-    ),
-    "a word as a number": (
-        command("run", "--replay_max_age", "five", *STARTS),
-        ["replay_max_age='five'", "give a whole number"],
-    ),
-    "a mapping that is no JSON": (
-        command("run", "--replay_sampler_kwargs", "{alpha: 1}", *STARTS),
-        ["replay_sampler_kwargs='{alpha: 1}'", "give a JSON object such as"],
-    ),
-    "settings from no file": (command("run", "--config", "no.yaml", *STARTS), ["--config no.yaml", "no such"]),
-    "a use out of range": (
-        command("run", "--replay_buffer_size", "8", "--replay_max_uses", "0", *STARTS),
-        ["replay_max_uses=0 can't be used"],
-    ),
-    "neither true nor false": (
-        command("run", "--use_replay", "maybe", *STARTS),
-        ["use_replay='maybe' can't be used: give true or false."],
-    ),
-    "YAML in another encoding": (yaml("replay_evictor: é"), ["replay.yaml is not valid YAML"]),
-    "a list in YAML": (yaml("- a\n"), ["replay.yaml has no settings", "'replay_buffer_size: 64'"]),
-    "broken YAML": (yaml("replay_seed: [\n"), ["replay.yaml is not valid YAML", "line 2"]),
-    "the script's own YAML": (
-        yaml("model_name_or_path: Qwen\nlearning_rate: 1.0e-6\nreplay_buffer_size: 64\n"),
-        ["replay.yaml has settings that are not replay's: model_name_or_path, learning_rate", "after --"],
-    ),
-    "a misspelled key in YAML": (yaml("replay_evictr: fifo"), ["replay.yaml has no", "mean 'replay_evictor'"]),
-    "a number with a letter in YAML": (yaml("replay_buffer_size: 64k"), ["replay_buffer_size='64k'", "give a whole"]),
-    "off in YAML": (yaml("replay_evictor: off"), ["replay_evictor=False", "as text (in YAML in quotes)"]),
     "export nowhere": (command("export", "nowhere", "out.parquet"), ["nowhere does not exist", "output_dir"]),
     "report nowhere": (command("report", "nowhere"), ["nowhere does not exist", "output_dir"]),
     "estimate nowhere": (command("estimate", "nowhere"), ["nowhere does not exist", "output_dir"]),

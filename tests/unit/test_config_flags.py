@@ -1,6 +1,5 @@
 """ReplayConfig beside GRPOConfig: from YAML and from flags."""
 
-import argparse
 import dataclasses
 
 import pytest
@@ -8,7 +7,6 @@ from trl import GRPOConfig, TrlParser
 
 import trl_replay
 from trl_replay import ReplayConfig
-from trl_replay.cli.settings import add_settings, given_settings
 
 
 def parse(*flags, config=None, tmp_path=None):
@@ -100,12 +98,3 @@ def test_80_a_presets_list_fills_what_no_flag_and_no_line_gave(setting):
         trl_replay.unregister("mine")
     assert getattr(left, setting) == ["label"]
     assert getattr(given, setting) == ["other"]
-
-
-@pytest.mark.parametrize(("word", "value"), [("no", False), ("0", False), ("yes", True), ("True", True)])
-def test_the_command_takes_the_truth_values_that_the_parser_takes(word, value):
-    parser = argparse.ArgumentParser()
-    add_settings(parser)
-    options = parser.parse_args(["--use_replay", word])
-    options.unknown = []
-    assert given_settings(options, "a test") == {"use_replay": value}

@@ -1,4 +1,4 @@
-"""`autoattach` and `trl-replay run` with Unsloth's own class: attached, or told by name."""
+"""`trl-replay run` with Unsloth's own class: attached, or told by name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import unsloth_replay
-from real_unsloth import PLAIN, dressed, trainer_of
-from scenarios import SCRIPT
-from support import Rewards
+from real_unsloth import PLAIN, dressed
 
-import trl_replay
 from trl_replay.testing import make_model, make_tokenizer
-from trl_replay.trainer.attachment import is_attached
 
 ROOT = Path(__file__).parents[2]
 TRAINS = """
@@ -34,9 +29,9 @@ print("ATTACHED", "compute_loss" in vars(trainer))
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(TRAINS)
-    command = [sys.executable, "-m", "trl_replay", "run", "--replay_buffer_size", "16", "--"]
+    command = [sys.executable, "-m", "trl_replay", "run", "--replay_buffer_size", "16"]
     return subprocess.run(
-        [*command, sys.executable, str(script), str(folder)],
+        [*command, str(script), str(folder)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests/helpers"), **environment},
         capture_output=True,
@@ -52,21 +47,8 @@ def test_a_command_that_trains_with_unsloth_is_attached_to(tmp_path: Path) -> No
 
 def test_a_command_whose_trainer_is_refused_ends_with_a_message_that_names_it(tmp_path: Path) -> None:
     done = run(tmp_path, UNSLOTH_GRPO_LOSS_AGGREGATION="prompt")
-    assert done.returncode == 93
+    assert done.returncode == 1
     assert "Unsloth's trainer and the environment variable UNSLOTH_GRPO_LOSS_AGGREGATION" in done.stderr
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_autoattach_attaches_to_a_trainer_that_is_made_before_or_after_it(tmp_path: Path, first: bool) -> None:
-    undo = trl_replay.autoattach(replay_start=0) if first else lambda: None
-    trainer = trainer_of(tmp_path, Rewards(*SCRIPT), max_steps=2)
-    if not first:
-        undo = trl_replay.autoattach(replay_start=0)
-    try:
-        trainer.train()
-    finally:
-        undo()
-    assert is_attached(trainer)
 
 
 def test_the_example_trains_and_replays(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What replay can do without: files, asynchronous trainers, Unsloth, advice and reports, `trl-replay run`."""
+"""What replay can do without: files, asynchronous trainers, Unsloth, advice and reports."""

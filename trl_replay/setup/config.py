@@ -109,6 +109,8 @@ class ReplayConfig:
     Every field is described where it is declared, in `--help`, and in docs/reference/settings.md.
     """
 
+    _argument_group_name = "settings of replay"  # in TrlParser's `--help`
+
     use_replay: Annotated[bool, Rule(true_or_false)] = setting(
         True, """Whether to replay at all. `False` leaves the trainer exactly as TRL made it."""
     )

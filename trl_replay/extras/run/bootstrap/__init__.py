@@ -1,1 +1,0 @@
-"""The folder that `trl-replay run` puts on PYTHONPATH."""
