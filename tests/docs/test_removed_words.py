@@ -1,0 +1,42 @@
+"""Words of what was removed, which nothing may mention but the changelog, and an error that names the new way."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REMOVED = {
+    "autoattach": "`trl_replay.attach`, or `trl-replay run` for a script",
+    "sitecustomize": "`trl_replay.run` runs the script in its own process",
+    r"trl-replay run [^\n`]*-- (python|accelerate|torchrun|trl)\b": "`accelerate launch -m trl_replay.run train.py`",
+}
+"""By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
+ERRORS: dict[str, set[str]] = {}
+"""By pattern: files with an error that is for those who still use it, and names the new way."""
+FOLDERS = ("benchmarks", "docs", "examples", "plugins", "tests", "trl_replay")
+KINDS = {".ipynb", ".md", ".py", ".toml", ".txt", ".yaml", ".yml", ""}
+HISTORY = {"CHANGELOG.md", Path(__file__).relative_to(ROOT).as_posix()}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Pages, settings, skills, notebooks, examples, code, and tests."""
+    for path in [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]:
+        name = path.relative_to(ROOT).as_posix()
+        if path.is_file() and path.suffix in KINDS and name not in HISTORY and not path.name.startswith("."):
+            yield name, path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("pattern", REMOVED)
+def test_nothing_speaks_of_what_was_removed(pattern):
+    found = re.compile(pattern, re.IGNORECASE)
+    named = {name for name, text in texts() if found.search(text)} - ERRORS.get(pattern, set())
+    assert not named, f"{sorted(named)}: write {REMOVED[pattern]}"
+
+
+def test_the_texts_are_all_kinds_that_a_user_reads():
+    names = {name for name, _ in texts()}
+    skill = "trl_replay/.agents/skills/trl-replay/SKILL.md"
+    assert names >= {"README.md", "AGENTS.md", "Makefile", "pyproject.toml", "docs/running.md", skill}
+    assert "docs/first_run.ipynb" in names
