@@ -186,14 +186,16 @@ def _replayed_rows(
         advantages (`(R,)` or `(R, C)`): Those of the micro-batch.
     """
     device = logps.device
-    proximal = [row.keep_proximal(now[: len(row.logps)]) for row, now in zip(stored, logps, strict=True)]
+    present = [now[: len(row.logps)] for row, now in zip(stored, logps, strict=True)]
+    proximal = [row.keep_proximal(now) for row, now in zip(stored, present, strict=True)]
+    is_first = all(kept is now for kept, now in zip(proximal, present, strict=True))
     padded = _padded([row.logps for row in stored], logps.size(1)).to(device, torch.float32)
     if advantages.dim() == 2:  # the batch's: the trainer's loss may have added a part of its own for each token
         advantages = _batch_advantages(stored, logps.size(1)).to(advantages)
     return ReplayedRows(
         logps=logps,
         behavior_logps=torch.where(mask, padded, logps.float()),
-        proximal_logps=torch.where(mask, _padded(proximal, logps.size(1)), logps),
+        proximal_logps=logps if is_first else torch.where(mask, _padded(proximal, logps.size(1)), logps),
         mask=mask,
         advantages=advantages,
         ages=torch.tensor([row.age for row in stored], device=device),
@@ -213,7 +215,8 @@ def _batch_advantages(stored: Sequence[PlacedRow], width: int) -> torch.Tensor:
 def _padded(rows: Sequence[torch.Tensor], width: int) -> torch.Tensor:
     """`(R, width)` of rows of any lengths, as wide as what the loss reads: an override may trim it."""
     padded = pad_sequence(list(rows), batch_first=True)
-    return functional.pad(padded, (0, width - padded.size(1)))
+    missing = width - padded.size(1)
+    return functional.pad(padded, (0, missing)) if missing else padded  # without, it would copy all the same
 
 
 def _placed_rows(placed: Placement, advantages: torch.Tensor) -> list[PlacedRow]:

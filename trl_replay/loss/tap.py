@@ -226,8 +226,10 @@ class Tap:
         if micro is None or micro.asked or not torch.is_grad_enabled():
             return None
         if self._model is not None:
-            own = torch.cat([micro.peek(PROMPTS), micro.peek(COMPLETIONS)], dim=1)
-            if model is not self._model or ids.shape != own.shape or not torch.equal(ids, own):
+            prompts, completions = micro.peek(PROMPTS), micro.peek(COMPLETIONS)
+            width = prompts.size(1)
+            same = torch.equal(ids[:, :width], prompts) and torch.equal(ids[:, width:], completions)
+            if model is not self._model or not same:
                 return None
         micro.asked = True
         return micro
