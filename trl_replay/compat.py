@@ -23,6 +23,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from .base.code import code_of
+from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
 from .errors import ContractError
 
@@ -266,10 +267,15 @@ def reward_setup(trainer: Any) -> RewardSetup:
     return RewardSetup(weights, str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
 
 
-def code_of_rewards(trainer: Any) -> dict[str, str]:
-    """Return hashes of the code of the trainer's reward functions, by name; a reward model is told by its class."""
-    functions = getattr(trainer, "reward_funcs", None) or []
-    return {name: code_of(function) for name, function in zip(trainer.reward_func_names, functions, strict=False)}
+def reward_rule(trainer: Any) -> RewardRule:
+    """Return what gives the trainer's completions their rewards and advantages now; of a reward model, its class."""
+    return RewardRule(
+        functions=tuple(trainer.reward_func_names),
+        code=tuple(map(code_of, getattr(trainer, "reward_funcs", None) or ())),
+        weights=tuple(trainer.reward_weights.tolist()),
+        scale=str(trainer.scale_rewards),
+        aggregation=str(trainer.multi_objective_aggregation),
+    )
 
 
 def advantages(
@@ -473,6 +479,13 @@ def begins_iteration(trainer: Any) -> bool:
 def iteration(trainer: Any) -> int:
     """Return the number of the iteration of the generation batch that the next micro-batch is of; 0 for the first."""
     return int(trainer._step // trainer.args.steps_per_generation % trainer.num_iterations)
+
+
+def generates_once(trainer: Any) -> bool:
+    """Tell whether the iterations of one generation batch are the whole training."""
+    args = trainer.args
+    micro_batches = trainer.num_iterations * args.steps_per_generation
+    return bool(micro_batches >= trainer.state.max_steps * args.gradient_accumulation_steps)
 
 
 def begun_iteration(trainer: Any) -> int:
@@ -988,6 +1001,15 @@ def worker_rewards(trainer: Any) -> list[str]:
         if "harness_session_factory" in settings:
             given.append("harness_reward")
     return list(given or ["reward"])
+
+
+def worker_functions(trainer: Any) -> list[Any]:
+    """Return the reward functions of its worker; none of a worker that does not show them."""
+    worker = trainer.rollout_worker
+    given = getattr(worker, "reward_funcs", None)
+    if given is None and restarts_worker(trainer):
+        given = worker._loop_kwargs["reward_funcs"]
+    return list(given or [])
 
 
 def _owners_of_rewards(factory: Any) -> list[str]:

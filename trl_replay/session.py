@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -55,6 +56,16 @@ from .step.training_batch import (
 )
 
 NOT_ATTACHED = "Groups can be added to the buffer of an attached session only: attach(trainer).add(…)."
+NOTHING_LEFT = (
+    "Another reward rule than the present one scored the groups of this run, so they have left the buffer, and it "
+    "generates no further batch: it would train on its one batch again and again. Name their file as "
+    "replay_warm_start, which is read again under a new rule; or call session.add(...) in the callback that changes "
+    "the rule, or in on_train_begin where training is resumed; or go back to the rule of then."
+)
+REPEATS = (
+    "This run generates one batch, and an iteration trains on it again, for no stored group could be drawn: it learns "
+    "nothing from its file. Raise the limit that holds groups back, or end the run here."
+)
 TAG = "trl-replay"
 """On the card of a model that was trained on replayed groups."""
 
@@ -105,7 +116,7 @@ class Session:
             self._trainer,
         )
         self.communicator = Communicator(components, int(trainer.accelerator.process_index))
-        self.decisions = Decisions(components, self.handshake, settings)
+        self.decisions = Decisions(components, self.handshake, settings, lambda: compat.reward_rule(self.trainer))
         self.judge = Judge(self._trainer, settings, components, self.decisions.mixing)
         self.rounds: Rounds | None = None
         if enabled and settings.chooses_prompts:
@@ -117,6 +128,7 @@ class Session:
         self.pace = Pace()
         self.resumes_at = 0
         self.rebuilds = False
+        self._repetition_told = False
         self.files: SessionFiles
         self.reporting = Reporting(self._trainer, components, advisor)
         self.reference = self._reference_now() if enabled else ""
@@ -337,7 +349,16 @@ class Session:
         decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
         agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
         payload = self.communicator.move(fresh.rows, agreed.decision)
-        return self._train_on(fresh, agreed, payload, started)
+        composed = self._train_on(fresh, agreed, payload, started)
+        self._read_again(agreed)
+        return composed
+
+    def _read_again(self, agreed: Agreed[Decision]) -> bool:
+        """Read the file of `replay_warm_start` once more where its groups have left; tell whether that was done."""
+        if not agreed.total["unread"]:
+            return False
+        self.files.warm_start(again=True)
+        return True
 
     @property
     def iterates(self) -> bool:
@@ -358,6 +379,9 @@ class Session:
         Returns:
             A batch of groups drawn anew. None where no process drew any, or replay is paused or detached: the composed
             batch is trained on again.
+
+        Raises:
+            ReplayError: The run has nothing else to train on, as another reward rule scored its groups.
         """
         rows = template.fresh.rows
         if self.mode != RUNS:
@@ -371,12 +395,29 @@ class Session:
         agreed = self.communicator.agree(rows, decide, serials_of(pending))
         payload = self.communicator.move(rows, agreed.decision)
         self._count_iteration(agreed)
+        if self._read_again(agreed):
+            return self.iterate(template)
         with self.components.errors.keeping():
             if agreed.total["replaced"]:
                 composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)
                 return self._expect(fresh, agreed, composed, [], placements)
+            if compat.generates_once(self.trainer):
+                self._stop_repeating(agreed.decision.tally)
         self.tap.expect_again(template.expected)
         return None
+
+    def _stop_repeating(self, tally: Tally) -> None:
+        """A run that generates one batch finds no group to draw: refuse where none will come, else warn once.
+
+        Raises:
+            ReplayError: Another reward rule scored its groups.
+        """
+        if not len(self.buffer) and self.buffer.scored_from:
+            raise ReplayError(NOTHING_LEFT)
+        if not self._repetition_told and self.communicator.rank == 0:
+            self._repetition_told = True
+            why = "; ".join(tally.reasons) or "see session.explain()"
+            warnings.warn(f"{REPEATS} Why nothing was drawn: {why}.", stacklevel=2)
 
     def rebuild(self, batch: Batch) -> Batch:
         """Take a batch in the place of the one that was lost when training was interrupted in the midst of its
@@ -617,13 +658,14 @@ class Session:
         self.reporting.record(self.tap.fresh.means.metrics())
 
     def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, RowLayout]:
-        """Share the columns of `count` rows of this process, and of the last batch's candidates, which are returned.
-        If the reference model of any process has changed since the last batch, groups that hold its log-probs leave
-        everywhere, those that wait included."""
-        changed = False
+        """Share the columns of `count` rows of this process, and of the last batch's candidates, which are returned,
+        and whether the reward rule is another one. If the reference model of any process has changed since the last
+        batch, groups that hold its log-probs leave everywhere, those that wait included."""
+        changed = other_rule = False
         with self.components.errors.keeping():
             changed = self.has_other_reference()
-        rows = self.communicator.share(batch, count, self.carry.pending, changed)
+            other_rule = self.decisions.has_other_rule()
+        rows = self.communicator.share(batch, count, self.carry.pending, changed, other_rule)
         if rows.columns["changed"].any():
             self.forget_reference()
         return self.carry.take(), rows

@@ -28,8 +28,9 @@ def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path, scope):
 
 @pytest.mark.parametrize("groups", [3, 6], ids=["the same rows", "other rows"])
 @pytest.mark.parametrize("name", ["scripted", "renamed"])
+@pytest.mark.filterwarnings("ignore:Another reward rule")
 def test_118_a_failed_row_of_a_candidate_is_stored_masked_whatever_the_layout(tmp_path, groups, name):
-    """Unless its group's rewards are of other functions: then it can't be judged, and leaves."""
+    """Unless another function scored its group: then it leaves."""
     failing = [1.0, None, 0.0, 0.0]
     first = make_trainer(tmp_path / "a", Rewards([failing] * 3), max_steps=2, save_strategy="steps", save_steps=1)
     trl_replay.attach(first, replay_start=None)

@@ -220,6 +220,7 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
     yield from _useless(trainer, settings, components)
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
+        yield from _loses_its_file(trainer, settings)
     if settings.config.replay_preset == "sample_efficient" and _parameters(trainer) >= PRETRAINED:
         yield from _far_from_measured(trainer)
     if (
@@ -276,6 +277,20 @@ def _generates_again(trainer: Any, settings: Settings) -> Iterator[str]:
             f"replay_preset='second_run' generates one batch, and num_iterations={iterations} with {length} generates "
             f"another after every {counted(updates, 'update')}: set num_iterations and max_steps both to the number "
             "of updates."
+        )
+
+
+def _loses_its_file(trainer: Any, settings: Settings) -> Iterator[str]:
+    """Yield which settings take the groups of a second run away, which has no others."""
+    config = settings.config
+    ending = {"replay_max_uses": config.replay_max_uses, "replay_max_age": config.replay_max_age}
+    told = [f"{name}={value}" for name, value in ending.items() if value is not None]
+    if trainer.beta and compat.syncs_reference(trainer):
+        told.append(f"sync_ref_model=True (after {trainer.args.ref_model_sync_steps} updates)")
+    if told:
+        yield (
+            f"replay_preset='second_run' trains on the groups of one file, and {' and '.join(told)} ends them: the "
+            "iterations that find none train on the one generated batch again. Leave that out."
         )
 
 
