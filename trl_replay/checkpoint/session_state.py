@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from .. import compat
 from ..batch.candidates import PendingGroups
 from ..batch.stored import logps_dtype
-from ..buffer import Newcomer
 from ..buffer.replay_buffer import OTHER_RULE
 from ..data.counters import Tally
 from ..data.rewards import RewardRule
@@ -27,7 +26,7 @@ from ..setup.settings import Settings
 from ..strategies.scopes import SCOPES
 from . import format as files
 from .format import Identity, RankState, plain
-from .reshard import RankShare, TargetRank, reshard
+from .reshard import TargetRank, reshard
 from .save_id import read_save_id
 
 IDENTITY_LABELS = {
@@ -284,16 +283,18 @@ class RankPart:
         self._session.load_state_dict({**mine.session, "pending": None}, of_ranks)
         followed = [mine] if division.one_buffer else states[rank::ranks]
         self._buffer.totals.load_state_dict(*(state.session["totals"] for state in [mine, *followed]))
-        resharded = reshard(states, TargetRank(division, rank, ranks), self._components.fields)
+        resharded = reshard(states, TargetRank(division, rank, ranks))
         state = {
             **self._for_these_strategies(mine.session),
             "columns": resharded.columns,
             "keysets": resharded.keysets,
         }
-        state["serial"] = resharded.next_serial
+        state["serial"] = max(resharded.next_serial, mine.session["serial"])
         self._buffer.load_state_dict(state, own=existed, shared=existed or division.one_buffer)
         self._fill(mine, resharded.payload())
-        self._offer_candidates(resharded)
+        tally = Tally()
+        tally.refuse(resharded.dropped, "batches are divided otherwise since it was generated")
+        self._buffer.totals.add(tally, batches=0)
 
     def _longest(self, mine: RankState) -> float:
         """Return `max_completion_length`, if it is shorter than then. Longer rows would make batches as wide as then,
@@ -330,21 +331,6 @@ class RankPart:
         for serial, group in payload:
             if serial in kept:
                 self._buffer.receive({serial: self._take(group)})
-
-    def _offer_candidates(self, resharded: RankShare) -> None:
-        """Offer candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
-        tally = Tally()
-        tally.refuse(resharded.dropped, "a row's log-probs were missing when the number of processes changed")
-        ready = resharded.ready
-        if ready:
-            groups = self._counting_as_today(Groups.concatenate([one.view for one in ready]))
-            here = [self._take(one.group) if one.owner == self._rank else None for one in ready]
-            newcomers = [
-                Newcomer(one.serial, one.group.nbytes, one.keys, one.owner, payload)
-                for one, payload in zip(ready, here, strict=True)
-            ]
-            self._buffer.extend(groups, newcomers, tally)
-        self._buffer.totals.add(tally, batches=0)
 
     def _take(self, group: Group) -> Group:
         """A saved group on this run's device."""

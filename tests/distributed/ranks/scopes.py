@@ -143,7 +143,7 @@ def cases(launched):
     for scope in ("process", "gathered", "sharded"):
         for name, ranks in (("rank 0", [0]), ("rank 1", [1]), ("all ranks", [0, 1])):
             yield f"a rule of {name}, {scope}", lambda s=scope, r=ranks: of_other_rule(folder, s, r)
-            yield f"resumed under a rule of {name}, {scope}", lambda s=scope, r=ranks: resumed(folder, s, r)
+            yield f"resumed under a rule of {name}, {scope}", lambda s=scope, r=ranks: resumed(launched, s, r)
     yield from failing(folder)
     trl_replay.register(ScopePlugin(), "third_party")
     yield "third party's own", lambda: trained(folder, "whole", replay_scope="third_party/own")
@@ -160,7 +160,7 @@ def of_other_rule(folder, scope, ranks):
     trainer = build(folder, 8, 4, often, rank=RANK, max_steps=6)
     act = {3: lambda: setattr(trainer.reward_funcs[0], "threshold", 1)} if RANK in ranks else {}
     trainer.add_callback(Act(act))
-    return {**run(trainer, replay_scope=scope, **REPLAY), **left(trainer)}
+    return {**run(trainer, replay_scope=scope, **{**REPLAY, "replay_buffer_size": 30}), **left(trainer)}
 
 
 def resumed(folder, scope, ranks):
