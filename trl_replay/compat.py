@@ -3,10 +3,8 @@ reason."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
-import itertools
 import json
 import math
 import os
@@ -635,31 +633,11 @@ def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
     return loader.dataset, loader.collate_fn
 
 
-def prompt_order(trainer: Any, dataset: Any) -> Sequence[int] | None:
-    """Return the row numbers of a dataset in the order in which the trainer's own sampler gives prompts; None where
-    TRL shuffles them.
-
-    `_get_train_sampler` is what the trainer's dataloader asks. Of a user's sampler, which repeats prompts as TRL's
-    does, one epoch of a copy is read.
-    """
-    sampler = trainer._get_train_sampler(dataset)
-    if type(sampler).__name__ == "RepeatSampler":  # Unsloth has a copy of TRL's
-        return None if sampler.shuffle else range(len(dataset))
-    copied = iter(copy.deepcopy(sampler, {id(dataset): dataset, id(trainer): trainer}))
-    args, size = trainer.args, trainer.num_generations
-    repeats = args.steps_per_generation * args.num_iterations
-    most = len(sampler) if hasattr(sampler, "__len__") else len(dataset) * size * repeats
-    given = list(itertools.islice(copied, most))
-    rows = args.generation_batch_size
-    batches = [given[start : start + rows : size] for start in range(0, len(given), rows * repeats)]
-    return [int(number) for batch in batches for number in batch]
-
-
-def generation_batch(trainer: Any) -> int:
-    """Return the number of the next generation batch of this training, from 0, if one begins with an update."""
-    args = trainer.args
-    micro_batches = trainer.state.global_step * args.gradient_accumulation_steps
-    return -int(-micro_batches // (args.steps_per_generation * args.num_iterations))
+def samples_in_order(trainer: Any) -> bool:
+    """Return whether the trainer's prompts come in an order that somebody chose: that of the dataset, or of a sampler
+    other than TRL's."""
+    sampler = trainer._get_train_sampler(trainer.train_dataset)
+    return type(sampler).__name__ != "RepeatSampler" or not sampler.shuffle  # Unsloth has a copy of TRL's
 
 
 def unused_columns(trainer: Any, columns: Sequence[str]) -> list[str]:

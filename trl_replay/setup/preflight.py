@@ -218,6 +218,15 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "is none. Load the model in the same dtype (model_init_kwargs={'dtype': ...}), or set bf16=True."
         )
     yield from _useless(trainer, settings, components)
+    if (
+        settings.config.replay_refill_rounds
+        and settings.config.replay_refill_prompts == "new"
+        and compat.samples_in_order(trainer)
+    ):
+        yield (
+            "New prompts of further rounds are drawn at random, and this trainer samples in an order of its own "
+            "(shuffle_dataset=False, or a sampler): if the order matters, set replay_refill_prompts='same'."
+        )
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
         yield from _loses_its_file(trainer, settings)
