@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from . import compat
-from .base.pace import FEWEST_UPDATES, Pace
 from .base.sizes import counted
 from .base.weights import fingerprint
 from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule
-from .data.counters import PASSES, SETTLED, Tally
+from .data.counters import SETTLED, Tally
 from .data.prompt_table import PromptTable
 from .data.types import Batch, Entry, Group, Placement, Row
 from .distributed.communicator import Agreed, Communicator
@@ -38,7 +37,7 @@ from .loss.off_policy_stats import MaskWatch
 from .loss.supply import Supply
 from .loss.tap import Tap
 from .protocols import Scope, SessionFiles
-from .reporting import Advisor, Cost, Reporting
+from .reporting import Advisor, Reporting
 from .setup.components import Components
 from .setup.config import ReplayConfig
 from .setup.settings import Settings
@@ -89,7 +88,6 @@ class Session:
         judge ([`Judge`]): Makes groups of what the trainer scores.
         rounds ([`Rounds`], *optional*): What is done about generating: for dead groups again, and for prompts that a
             plugin chooses. None where nothing is.
-        pace ([`Pace`]): Times generation and updates.
         resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
         rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
         files ([`SessionFiles`]): Reads and writes files for it; given by `attach`.
@@ -125,7 +123,6 @@ class Session:
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.template: IterationTemplate | None = None
-        self.pace = Pace()
         self.resumes_at = 0
         self.rebuilds = False
         self._repetition_told = False
@@ -282,10 +279,10 @@ class Session:
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         if not self.buffer.capacity:
-            return self.reporting.explain(self.totals.explain_without_buffer(), self._cost())
+            return self.reporting.explain(self.totals.explain_without_buffer())
         rank, ranks = self.communicator.rank, self.communicator.ranks
         replayed = self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks, self._used())
-        return self.reporting.explain(replayed, self._cost())
+        return self.reporting.explain(replayed)
 
     def _used(self) -> str:
         """How often groups were used, where iterations draw them."""
@@ -296,24 +293,6 @@ class Session:
         span = used.min(), used.max()
         times = f"{span[0]} to {span[1]} times" if span[0] < span[1] else counted(int(used[0]), "time")
         return f", {len(used)} of them used, {times} each"
-
-    @property
-    def _updates_per_pass(self) -> float:
-        """Updates that one pass of training over a batch takes."""
-        args = self.trainer.args
-        return float(args.steps_per_generation / args.gradient_accumulation_steps)
-
-    def _cost(self) -> Cost | None:
-        """What further updates of a batch cost, once enough of them were timed."""
-        spent = self.pace.spent
-        if self._trainer() is None or spent.updates < FEWEST_UPDATES or not spent.batches:
-            return None
-        per_pass = self._updates_per_pass
-        passes = spent.passes(per_pass)
-        if passes is None:
-            return None
-        unit = "updates a batch" if per_pass == 1 else "passes over a batch"
-        return Cost(passes, max(int(self.trainer.num_iterations), 2), unit)
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
@@ -696,9 +675,6 @@ class Session:
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
         values = {"replay/padding": padding(batch)}
-        passes = self.pace.since_last().passes(self._updates_per_pass)
-        if passes is not None:
-            values[PASSES] = passes
         batches = self.totals.batches + self.totals.of_all_ranks["paused_batches"]
         if self.iterates and batches > 1:
             values["replay/replay_ratio"] = self.update / (batches - 1)

@@ -20,7 +20,6 @@ DRY_RUN = "replay/dry_run"
 """1 where replay only counted: what it logs as replaced was not."""
 JUDGED_BY = "replay/judged_by"
 """With a name after it, 1 where that reward function counts (`replay_reward`)."""
-PASSES = "replay/generation_passes"
 GATED, DRIFT = "replay/gated_fraction", "replay/drift_mean"
 STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio", DRY_RUN)
 """Metrics of which a log entry has the last value."""
