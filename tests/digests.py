@@ -37,7 +37,7 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 STEPS = 16
-TIMED = {"replay/seconds", "replay/generation_passes"}
+TIMED = {"replay/seconds"}
 COLUMNS = (
     "serial", "update", "score", "tag", "uses", "reward_mean", "reward_std",
     "tokens", "items", "prompt", "peers", "newer", "origin", "keys", "owner",

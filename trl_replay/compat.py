@@ -3,10 +3,8 @@ reason."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
-import itertools
 import json
 import math
 import os
@@ -23,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from .base.code import code_of
+from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
 from .errors import ContractError
 
@@ -266,10 +265,15 @@ def reward_setup(trainer: Any) -> RewardSetup:
     return RewardSetup(weights, str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
 
 
-def code_of_rewards(trainer: Any) -> dict[str, str]:
-    """Return hashes of the code of the trainer's reward functions, by name; a reward model is told by its class."""
-    functions = getattr(trainer, "reward_funcs", None) or []
-    return {name: code_of(function) for name, function in zip(trainer.reward_func_names, functions, strict=False)}
+def reward_rule(trainer: Any) -> RewardRule:
+    """Return what gives the trainer's completions their rewards and advantages now; of a reward model, its class."""
+    return RewardRule(
+        functions=tuple(trainer.reward_func_names),
+        code=tuple(map(code_of, getattr(trainer, "reward_funcs", None) or ())),
+        weights=tuple(trainer.reward_weights.tolist()),
+        scale=str(trainer.scale_rewards),
+        aggregation=str(trainer.multi_objective_aggregation),
+    )
 
 
 def advantages(
@@ -475,6 +479,13 @@ def iteration(trainer: Any) -> int:
     return int(trainer._step // trainer.args.steps_per_generation % trainer.num_iterations)
 
 
+def generates_once(trainer: Any) -> bool:
+    """Tell whether the iterations of one generation batch are the whole training."""
+    args = trainer.args
+    micro_batches = trainer.num_iterations * args.steps_per_generation
+    return bool(micro_batches >= trainer.state.max_steps * args.gradient_accumulation_steps)
+
+
 def begun_iteration(trainer: Any) -> int:
     """Return the number of the iteration that begins with the next micro-batch; 0 in the midst of one."""
     in_its_midst = trainer._step % trainer.args.steps_per_generation
@@ -622,31 +633,11 @@ def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
     return loader.dataset, loader.collate_fn
 
 
-def prompt_order(trainer: Any, dataset: Any) -> Sequence[int] | None:
-    """Return the row numbers of a dataset in the order in which the trainer's own sampler gives prompts; None where
-    TRL shuffles them.
-
-    `_get_train_sampler` is what the trainer's dataloader asks. Of a user's sampler, which repeats prompts as TRL's
-    does, one epoch of a copy is read.
-    """
-    sampler = trainer._get_train_sampler(dataset)
-    if type(sampler).__name__ == "RepeatSampler":  # Unsloth has a copy of TRL's
-        return None if sampler.shuffle else range(len(dataset))
-    copied = iter(copy.deepcopy(sampler, {id(dataset): dataset, id(trainer): trainer}))
-    args, size = trainer.args, trainer.num_generations
-    repeats = args.steps_per_generation * args.num_iterations
-    most = len(sampler) if hasattr(sampler, "__len__") else len(dataset) * size * repeats
-    given = list(itertools.islice(copied, most))
-    rows = args.generation_batch_size
-    batches = [given[start : start + rows : size] for start in range(0, len(given), rows * repeats)]
-    return [int(number) for batch in batches for number in batch]
-
-
-def generation_batch(trainer: Any) -> int:
-    """Return the number of the next generation batch of this training, from 0, if one begins with an update."""
-    args = trainer.args
-    micro_batches = trainer.state.global_step * args.gradient_accumulation_steps
-    return -int(-micro_batches // (args.steps_per_generation * args.num_iterations))
+def samples_in_order(trainer: Any) -> bool:
+    """Return whether the trainer's prompts come in an order that somebody chose: that of the dataset, or of a sampler
+    other than TRL's."""
+    sampler = trainer._get_train_sampler(trainer.train_dataset)
+    return type(sampler).__name__ != "RepeatSampler" or not sampler.shuffle  # Unsloth has a copy of TRL's
 
 
 def unused_columns(trainer: Any, columns: Sequence[str]) -> list[str]:
@@ -988,6 +979,15 @@ def worker_rewards(trainer: Any) -> list[str]:
         if "harness_session_factory" in settings:
             given.append("harness_reward")
     return list(given or ["reward"])
+
+
+def worker_functions(trainer: Any) -> list[Any]:
+    """Return the reward functions of its worker; none of a worker that does not show them."""
+    worker = trainer.rollout_worker
+    given = getattr(worker, "reward_funcs", None)
+    if given is None and restarts_worker(trainer):
+        given = worker._loop_kwargs["reward_funcs"]
+    return list(given or [])
 
 
 def _owners_of_rewards(factory: Any) -> list[str]:

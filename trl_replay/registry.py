@@ -33,24 +33,6 @@ IN_THIS_PROCESS = "registered in this process"
 USABLE_NAME = re.compile(r"[A-Za-z][\w. -]{0,79}", re.ASCII)
 OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "fields": FieldSpec}
 """The registry hooks, and what each yields."""
-PAPERS = "trl-replay-papers"
-CORRECTIONS_OF_PAPERS = [
-    "asymre",
-    "decoupled",
-    "geo_mask",
-    "gipo",
-    "icepop",
-    "k3_mask",
-    "m2po",
-    "oapl",
-    "outlier_mask",
-    "shaped",
-    "suffix_veto",
-    "veto_negative",
-]
-"""Corrections that this distribution brings: an error names it where it is not installed."""
-
-
 INTERFACES: dict[Kind, tuple[str, ...]] = {"scope": ("share", "admit", "fetch", "agree", "division")}
 """Methods and attributes of strategies that are not called as functions."""
 
@@ -426,13 +408,9 @@ class Registry:
 
     def _unknown(self, given: str, name: str, kind: str, names: list[str]) -> str:
         short = [offered.rpartition("/")[2] for offered in names]
-        elsewhere = [other for other in CORRECTIONS_OF_PAPERS if kind == "correction" and other not in short]
-        near = difflib.get_close_matches(name, [*names, *short, *elsewhere], n=1)
+        near = difflib.get_close_matches(name, [*names, *short], n=1)
         text = f"{given}: there is no {kind} {name!r}."
-        if near and near[0] in elsewhere:
-            meant = "It" if near[0] == name else f"Did you mean {near[0]!r}? It"
-            text += f" {meant} comes with {PAPERS}: pip install {PAPERS}."
-        elif near:
+        if near:
             text += f" Did you mean {near[0]!r}?"
         text += f" There are: {', '.join(sorted(names)) or 'none'}."
         for failure in self.failures.values():

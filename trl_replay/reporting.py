@@ -19,20 +19,6 @@ from .setup.components import Components
 from .setup.settings import Settings
 
 
-class Cost(NamedTuple):
-    """What generating a batch takes, as far as it was timed.
-
-    Attributes:
-        passes (`float`): Training passes over the batch that take as long.
-        updates (`int`): Passes to tell the cost of.
-        unit (`str`): What one of them is called.
-    """
-
-    passes: float
-    updates: int
-    unit: str
-
-
 class Run(NamedTuple):
     """What advice goes by.
 
@@ -41,14 +27,12 @@ class Run(NamedTuple):
         settings (`dict`): Of [`ReplayConfig`], with `num_generations`.
         held_back (`dict`): By setting, slots that stored groups could have filled without it.
         replaced (`int`): Groups that were replaced.
-        cost ([`Cost`], *optional*): None where too little was timed.
     """
 
     log: Sequence[Mapping[str, Any]]
     settings: Mapping[str, Any]
     held_back: Mapping[str, int]
     replaced: int
-    cost: Cost | None
 
 
 class Advisor(Protocol):
@@ -108,12 +92,11 @@ class Reporting:
         for result in components.hooks.call("metrics", context.update, context=context):
             self.record(own_metrics(result, self._totals.metrics))
 
-    def explain(self, replayed: str, cost: Cost | None = None) -> str:
+    def explain(self, replayed: str) -> str:
         """Return the summary of a run.
 
         Args:
             replayed (`str`): What was replayed.
-            cost ([`Cost`], *optional*): Of further updates.
         """
         components, settings, trainer = self._components, self._components.settings, self._trainer()
         config, totals = settings.config, self._totals
@@ -122,7 +105,6 @@ class Reporting:
             {**config.to_dict(), "num_generations": components.num_generations},
             totals.held_back(),
             int(totals.counters["replaced"]),
-            cost,
         )
         outcome, advice = self._advisor.frame(run)
         lines = [*outcome, replayed]

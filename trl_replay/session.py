@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from . import compat
-from .base.pace import FEWEST_UPDATES, Pace
 from .base.sizes import counted
 from .base.weights import fingerprint
 from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule
-from .data.counters import PASSES, SETTLED, Tally
+from .data.counters import SETTLED, Tally
 from .data.prompt_table import PromptTable
 from .data.types import Batch, Entry, Group, Placement, Row
 from .distributed.communicator import Agreed, Communicator
@@ -37,7 +37,7 @@ from .loss.off_policy_stats import MaskWatch
 from .loss.supply import Supply
 from .loss.tap import Tap
 from .protocols import Scope, SessionFiles
-from .reporting import Advisor, Cost, Reporting
+from .reporting import Advisor, Reporting
 from .setup.components import Components
 from .setup.config import ReplayConfig
 from .setup.settings import Settings
@@ -55,6 +55,16 @@ from .step.training_batch import (
 )
 
 NOT_ATTACHED = "Groups can be added to the buffer of an attached session only: attach(trainer).add(…)."
+NOTHING_LEFT = (
+    "Another reward rule than the present one scored the groups of this run, so they have left the buffer, and it "
+    "generates no further batch: it would train on its one batch again and again. Name their file as "
+    "replay_warm_start, which is read again under a new rule; or call session.add(...) in the callback that changes "
+    "the rule, or in on_train_begin where training is resumed; or go back to the rule of then."
+)
+REPEATS = (
+    "This run generates one batch, and an iteration trains on it again, for no stored group could be drawn: it learns "
+    "nothing from its file. Raise the limit that holds groups back, or end the run here."
+)
 TAG = "trl-replay"
 """On the card of a model that was trained on replayed groups."""
 
@@ -78,7 +88,6 @@ class Session:
         judge ([`Judge`]): Makes groups of what the trainer scores.
         rounds ([`Rounds`], *optional*): What is done about generating: for dead groups again, and for prompts that a
             plugin chooses. None where nothing is.
-        pace ([`Pace`]): Times generation and updates.
         resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
         rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
         files ([`SessionFiles`]): Reads and writes files for it; given by `attach`.
@@ -105,7 +114,7 @@ class Session:
             self._trainer,
         )
         self.communicator = Communicator(components, int(trainer.accelerator.process_index))
-        self.decisions = Decisions(components, self.handshake, settings)
+        self.decisions = Decisions(components, self.handshake, settings, lambda: compat.reward_rule(self.trainer))
         self.judge = Judge(self._trainer, settings, components, self.decisions.mixing)
         self.rounds: Rounds | None = None
         if enabled and settings.chooses_prompts:
@@ -114,9 +123,9 @@ class Session:
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.template: IterationTemplate | None = None
-        self.pace = Pace()
         self.resumes_at = 0
         self.rebuilds = False
+        self._repetition_told = False
         self.files: SessionFiles
         self.reporting = Reporting(self._trainer, components, advisor)
         self.reference = self._reference_now() if enabled else ""
@@ -270,10 +279,10 @@ class Session:
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         if not self.buffer.capacity:
-            return self.reporting.explain(self.totals.explain_without_buffer(), self._cost())
+            return self.reporting.explain(self.totals.explain_without_buffer())
         rank, ranks = self.communicator.rank, self.communicator.ranks
         replayed = self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks, self._used())
-        return self.reporting.explain(replayed, self._cost())
+        return self.reporting.explain(replayed)
 
     def _used(self) -> str:
         """How often groups were used, where iterations draw them."""
@@ -284,24 +293,6 @@ class Session:
         span = used.min(), used.max()
         times = f"{span[0]} to {span[1]} times" if span[0] < span[1] else counted(int(used[0]), "time")
         return f", {len(used)} of them used, {times} each"
-
-    @property
-    def _updates_per_pass(self) -> float:
-        """Updates that one pass of training over a batch takes."""
-        args = self.trainer.args
-        return float(args.steps_per_generation / args.gradient_accumulation_steps)
-
-    def _cost(self) -> Cost | None:
-        """What further updates of a batch cost, once enough of them were timed."""
-        spent = self.pace.spent
-        if self._trainer() is None or spent.updates < FEWEST_UPDATES or not spent.batches:
-            return None
-        per_pass = self._updates_per_pass
-        passes = spent.passes(per_pass)
-        if passes is None:
-            return None
-        unit = "updates a batch" if per_pass == 1 else "passes over a batch"
-        return Cost(passes, max(int(self.trainer.num_iterations), 2), unit)
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
@@ -337,7 +328,16 @@ class Session:
         decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
         agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
         payload = self.communicator.move(fresh.rows, agreed.decision)
-        return self._train_on(fresh, agreed, payload, started)
+        composed = self._train_on(fresh, agreed, payload, started)
+        self._read_again(agreed)
+        return composed
+
+    def _read_again(self, agreed: Agreed[Decision]) -> bool:
+        """Read the file of `replay_warm_start` once more where its groups have left; tell whether that was done."""
+        if not agreed.total["unread"]:
+            return False
+        self.files.warm_start(again=True)
+        return True
 
     @property
     def iterates(self) -> bool:
@@ -358,6 +358,9 @@ class Session:
         Returns:
             A batch of groups drawn anew. None where no process drew any, or replay is paused or detached: the composed
             batch is trained on again.
+
+        Raises:
+            ReplayError: The run has nothing else to train on, as another reward rule scored its groups.
         """
         rows = template.fresh.rows
         if self.mode != RUNS:
@@ -371,12 +374,29 @@ class Session:
         agreed = self.communicator.agree(rows, decide, serials_of(pending))
         payload = self.communicator.move(rows, agreed.decision)
         self._count_iteration(agreed)
+        if self._read_again(agreed):
+            return self.iterate(template)
         with self.components.errors.keeping():
             if agreed.total["replaced"]:
                 composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)
                 return self._expect(fresh, agreed, composed, [], placements)
+            if compat.generates_once(self.trainer):
+                self._stop_repeating(agreed.decision.tally)
         self.tap.expect_again(template.expected)
         return None
+
+    def _stop_repeating(self, tally: Tally) -> None:
+        """A run that generates one batch finds no group to draw: refuse where none will come, else warn once.
+
+        Raises:
+            ReplayError: Another reward rule scored its groups.
+        """
+        if not len(self.buffer) and self.buffer.scored_from:
+            raise ReplayError(NOTHING_LEFT)
+        if not self._repetition_told and self.communicator.rank == 0:
+            self._repetition_told = True
+            why = "; ".join(tally.reasons) or "see session.explain()"
+            warnings.warn(f"{REPEATS} Why nothing was drawn: {why}.", stacklevel=2)
 
     def rebuild(self, batch: Batch) -> Batch:
         """Take a batch in the place of the one that was lost when training was interrupted in the midst of its
@@ -617,13 +637,14 @@ class Session:
         self.reporting.record(self.tap.fresh.means.metrics())
 
     def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, RowLayout]:
-        """Share the columns of `count` rows of this process, and of the last batch's candidates, which are returned.
-        If the reference model of any process has changed since the last batch, groups that hold its log-probs leave
-        everywhere, those that wait included."""
-        changed = False
+        """Share the columns of `count` rows of this process, and of the last batch's candidates, which are returned,
+        and whether the reward rule is another one. If the reference model of any process has changed since the last
+        batch, groups that hold its log-probs leave everywhere, those that wait included."""
+        changed = other_rule = False
         with self.components.errors.keeping():
             changed = self.has_other_reference()
-        rows = self.communicator.share(batch, count, self.carry.pending, changed)
+            other_rule = self.decisions.has_other_rule()
+        rows = self.communicator.share(batch, count, self.carry.pending, changed, other_rule)
         if rows.columns["changed"].any():
             self.forget_reference()
         return self.carry.take(), rows
@@ -654,9 +675,6 @@ class Session:
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
         values = {"replay/padding": padding(batch)}
-        passes = self.pace.since_last().passes(self._updates_per_pass)
-        if passes is not None:
-            values[PASSES] = passes
         batches = self.totals.batches + self.totals.of_all_ranks["paused_batches"]
         if self.iterates and batches > 1:
             values["replay/replay_ratio"] = self.update / (batches - 1)

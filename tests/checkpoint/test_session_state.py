@@ -30,7 +30,6 @@ import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.checkpoint import format as saved
 from trl_replay.distributed import communicator
-from trl_replay.step import rejudging
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 RUNS = dict(runs())
@@ -326,52 +325,6 @@ def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path, checkp
     with pytest.warns(UserWarning, match=r"an empty replay buffer.*Plugin 'new'"):
         session = resume(tmp_path, checkpoint, replay_plugins=["new"], replay_on_mismatch="empty")
     assert session.totals.batches == 2
-
-
-@pytest.mark.parametrize(
-    ("functions", "weights", "is_mixed"),
-    [(["scripted"], None, True), (["scripted", "style"], None, False), (["scripted", "style"], [1.0, 0.0], True)],
-)
-def test_117_rows_that_a_new_function_that_counts_has_not_scored_leave(tmp_path, functions, weights, is_mixed):
-    """Their sum lacks what the fresh rows get for it: a success would be below the mean."""
-    given = {
-        "replay_start": None, "replay_mixer": "inject", "replay_sampler": "same_prompt", "replay_reward": "scripted",
-    }  # fmt: skip
-
-    def style(completions, **_):
-        return [2.0] * len(completions)
-
-    first = make_trainer(tmp_path / "a", Rewards([LIVE] * 3), max_steps=2, save_strategy="steps", save_steps=2)
-    stored = trl_replay.attach(first, **given)
-    first.train()
-    assert stored.buffer.table.uses.sum() == 0
-
-    rewards = [Rewards([DEAD] * 3), style][: len(functions)]
-    trainer = make_trainer(tmp_path / "b", rewards, max_steps=4, reward_weights=weights)
-    session = trl_replay.attach(trainer, **given)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
-    assert (session.buffer.table.uses.sum() > 0) == is_mixed
-    assert (rejudging.UNKNOWN in session.explain()) != is_mixed
-
-
-def test_128_rewards_of_functions_that_share_a_name_stay_apart_when_another_function_comes(tmp_path):
-    def rewards(functions):
-        made = [Rewards([LIVE] * 3), Rewards([[2.0] * 4] * 3), Rewards([[3.0] * 4] * 3)][:functions]
-        for function in made[:2]:
-            function.__name__ = "<lambda>"
-        return made
-
-    saves = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
-    first = make_trainer(tmp_path / "a", rewards(2), **saves)
-    stored = trl_replay.attach(first)
-    first.train()
-    trainer = make_trainer(tmp_path / "b", rewards(3))
-    with stopped_after_loading(trainer, str(tmp_path / "a" / "checkpoint-2")) as session:
-        table = session.buffer.table
-        assert table.row_rewards[..., 1].tolist() == [[2.0] * 4] * len(table)
-        assert np.isnan(table.row_rewards[..., 2]).all()
-        assert session.carry.pending.groups.rewards[..., 1].tolist() == [[2.0] * 4] * 3
-    assert len(stored.buffer.table) > 0
 
 
 def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path, checkpoint):

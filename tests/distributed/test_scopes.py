@@ -76,6 +76,26 @@ def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches, scop
     assert ranks[0]["values"] == ranks[1]["values"], "each hears of the rewards of all"
 
 
+@pytest.mark.parametrize("ranks", ["rank 0", "rank 1", "all ranks"])
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_the_reward_rule_of_the_first_rank_of_a_buffer_counts(launches, scope, ranks):
+    """Of private buffers each rank's own. Attributes that differ by rank from the beginning clear nothing."""
+    for rank, found in enumerate(launches(2, f"a rule of {ranks}, {scope}")):
+        changes = ranks in ("all ranks", f"rank {rank if scope == 'process' else 0}")
+        assert (found["left"] > 0) == changes
+        assert (found["oldest"] >= 3) == changes
+
+
+@pytest.mark.parametrize("ranks", ["rank 0", "rank 1", "all ranks"])
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_where_training_resumes_the_rule_of_rank_0_counts_for_all_and_all_read_the_file_again(launches, scope, ranks):
+    changes = ranks != "rank 1"
+    for found in launches(2, f"resumed under a rule of {ranks}, {scope}"):
+        assert (found["left"] > 0) == changes
+        assert (found["oldest"] >= 2) == changes
+        assert found["files"] == (1 if scope == "process" else 2)
+
+
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
 def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(launches, world, scope, layout):
     ranks = launches(world, f"{scope} {layout}")
@@ -149,7 +169,7 @@ def test_a_sharded_buffer_holds_each_group_once_and_its_owners_stay_balanced(lau
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches, world):
-    local = {"replay/seconds", "replay/generation_passes", "replay/padding"}
+    local = {"replay/seconds", "replay/padding"}
     local |= {"replay/ratio_mean", "replay/ess", "replay/drift_mean"}
     local |= {"replay/gated_fraction", "replay/fresh_kl", "replay/fresh_entropy", "replay/fresh_clip_ratio"}
     for scope in ("process", "gathered", "sharded"):

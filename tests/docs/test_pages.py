@@ -98,7 +98,8 @@ def test_the_code_runs_from_top_to_bottom(page, run, monkeypatch):
 
     def tiny(*_):
         settings = {"save_strategy": "steps", "save_steps": 12, "max_steps": 16}
-        made.append(make_trainer("out", Rewards([LIVE, HALF, DEAD]), **settings))
+        rewards = digits if page == "checkpoints.md" else Rewards([LIVE, HALF, DEAD])  # as the checkpoint's
+        made.append(make_trainer("out", rewards, **settings))
         return made[-1]
 
     namespace = {"trl_replay": trl_replay, "datasets": datasets, "GRPOTrainer": tiny}

@@ -11,6 +11,8 @@ REMOVED = {
     "autoattach": "`trl_replay.attach`, or `trl-replay run` for a script",
     "sitecustomize": "`trl_replay.run` runs the script in its own process",
     r"trl-replay run [^\n`]*-- (python|accelerate|torchrun|trl)\b": "`accelerate launch -m trl_replay.run train.py`",
+    "judged? (anew|again)|rejudg": "groups of another reward rule leave",
+    "corrections_of_papers|sampler_order|ordered_?source": "the core names no plugin, and new prompts are random",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
 ERRORS: dict[str, set[str]] = {}

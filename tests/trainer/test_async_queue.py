@@ -28,6 +28,7 @@ from transformers import Qwen2ForCausalLM, TrainerCallback
 
 import trl_replay
 from trl_replay import compat
+from trl_replay.buffer.replay_buffer import OTHER_RULE
 from trl_replay.testing import make_trainer
 
 
@@ -631,3 +632,30 @@ def test_hooks_of_plugins_are_called(queued, plug):
     assert run.counters["replaced"] == 0
     assert "never" in run.session.explain()
     assert run.session.metrics["replay/mine"] == 3.0
+
+
+def stricter(**_):
+    return [1.0]
+
+
+def test_groups_that_another_reward_rule_of_the_worker_scored_leave_the_queue_and_the_buffer(queued):
+    worker = Script(every_second_dead)
+    worker.reward_funcs = [right]
+    run = queued(worker, max_steps=8)
+    before = []
+
+    def change():
+        worker.reward_funcs[0] = stricter
+        before.extend(tuple(sample.input_ids.tolist()) for sample in run.given)
+        return len(run.given)
+
+    at = At(4, change)
+    run.trainer.add_callback(at)
+    with pytest.warns(UserWarning, match="the code or an attribute of 'right'"):
+        run.train()
+    buffer = run.session.buffer
+    assert run.session.totals.reasons[f"an entry left: {OTHER_RULE}"] > 0
+    assert buffer.table.serial.min() >= buffer.scored_from > 0
+    later = {tuple(sample.input_ids.tolist()) for sample in run.given[at.returned :]}
+    assert run.replayed
+    assert not later & set(before), "what is given later was given by no earlier rule"

@@ -1,8 +1,9 @@
-"""Rewards that change while the buffer lives: weights that a callback sets, other functions when training resumes, and
-what can't be seen."""
+"""Rewards that change while the buffer lives: stored groups are valid under the rule that scored them."""
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,24 @@ import numpy as np
 import pytest
 import torch
 from scenarios import train
-from support import DEAD, HALF, LIVE, Rewards, shaping
-from transformers import TrainerCallback
+from support import DEAD, HALF, LIVE, Act, Rewards
 
 import trl_replay
+from trl_replay import ReplayError
+from trl_replay.base.code import names_of
+from trl_replay.buffer.replay_buffer import MANY_RULES, OTHER_RULE, RULE_CHANGED
+from trl_replay.checkpoint import format as saved
+from trl_replay.compat import reward_rule
 from trl_replay.loss.micro_batch import ROWS
-from trl_replay.step import rejudging
 from trl_replay.testing import make_trainer
 
 GRADES = [0.0, 1.0, 2.0, 3.0]
 FIRST = ([LIVE, GRADES, HALF], [DEAD, DEAD, LIVE])
 SECOND = ([[0, 0, 1, 1.0], [5, 1, 1, 0.0], [0, 1.0, 1, 0]], [DEAD, DEAD, LIVE])
 SAVES = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+CHOSEN = {"replay_selector": "always", "replay_selector_kwargs": {"share": 0.4}, "replay_record": "forward"}
+LEFT = f"an entry left: {OTHER_RULE}"
+pytestmark = pytest.mark.filterwarnings(f"ignore:{RULE_CHANGED}")
 
 
 def functions() -> list[Any]:
@@ -33,53 +40,33 @@ def weigh(*weights: float) -> Callable[[Any], Any]:
     return lambda session: session.trainer.reward_weights.copy_(torch.tensor(weights))
 
 
-def by_hand(rewards: Any, weights: Any, scale: str, batch: Any = None) -> Any:
-    """TRL's rule for groups of raw `rewards`, `(n, G, functions)`; `batch` are the weighted sums of the batch."""
-    total = np.asarray(rewards, np.float64) @ np.asarray(weights, np.float64)
-    centered = total - total.mean(axis=1, keepdims=True)
-    if scale == "group":
-        return centered / (total.std(axis=1, ddof=1, keepdims=True) + 1e-4)
-    return centered / (np.std(batch, ddof=1) + 1e-4) if scale == "batch" else centered
+def scale(session: Any) -> None:
+    session.trainer.scale_rewards = "none"
 
 
-LEFT = f"an entry left: {rejudging.DEAD}"
-GRADED = [
-    {"prompt": "1=", "completion": text, "reward/form": float(index), "reward/accuracy": 0.0}
-    for index, text in enumerate("abcd")
-]
+def name(session: Any) -> None:
+    session.trainer.reward_func_names[0] = "other"
 
 
-def with_advantages(*advantages: float) -> list[dict[str, Any]]:
-    """Rows of a file with advantages of its own."""
-    return [{**row, "advantage": advantage} for row, advantage in zip(GRADED, advantages, strict=True)]
+def attribute(session: Any) -> None:
+    session.trainer.reward_funcs[0].threshold = 0.5
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_153_after_a_change_of_weights_stored_groups_have_the_advantages_of_today(tmp_path: Path, scale: str) -> None:
-    """Of three groups one is dead with the weights 0 and 3: of equal rewards by the second function."""
-    second = Rewards([DEAD, *SECOND[0][1:]], *SECOND[1:], name="accuracy")
-    strategies = {"replay_sampler": "newest", "replay_scorer": "reward_std"}
-    given = {"rewards": [functions()[0], second], "at": {2: weigh(0.0, 3.0)}, "scale_rewards": scale}
-    run = train(tmp_path, **given, **strategies)
-    table, batch = run.table, 3.0 * np.array([*DEAD, *DEAD, *LIVE])
-    first = table.update == 0
-    assert first.sum() == 2, "the third is dead by today's rewards"
-    expected = by_hand(table.row_rewards[first], [0.0, 3.0], scale, batch)
-    np.testing.assert_allclose(table.row_advantage[first], expected, rtol=1e-5)
-    sums = 3.0 * table.row_rewards[first, :, 1]
-    np.testing.assert_allclose(table.score[first], sums.std(axis=1, ddof=1), rtol=1e-6)
-    np.testing.assert_allclose(table.reward_mean[first], sums.mean(axis=1), rtol=1e-6)
-    for _, out in run.steps[2:]:
-        replayed = out[ROWS][:, 0] < 0
-        groups = out["advantages"][replayed].view(-1, 4).tolist()
-        assert len(groups) == 2
-        assert all(any(np.allclose(group, one, rtol=1e-5) for one in table.row_advantage) for group in groups)
-    for serial in run.session.buffer:
-        row = int(table.rows_of([serial])[0])
-        assert run.session.buffer.load(serial).tensors["advantages"].tolist() == table.row_advantage[row].tolist()
-    assert run.reasons[LEFT] == 1
-    assert run.reasons[rejudging.ANEW] == 3, "a group of the second batch, too"
-    assert rejudging.ANEW in run.session.explain()
+def another(session: Any) -> None:
+    session.trainer.reward_funcs[1] = lambda completions, **_: [0.0, 1.0] * (len(completions) // 2)
+
+
+@pytest.mark.parametrize("change", [weigh(0.0, 3.0), scale, name, attribute, another])
+def test_153_groups_that_another_rule_scored_leave_and_those_that_wait_are_refused(
+    tmp_path: Path, change: Any
+) -> None:
+    given = {"rewards": functions(), "at": {2: change}}
+    with pytest.warns(UserWarning, match=RULE_CHANGED) as caught:
+        run = train(tmp_path, **given, replay_sampler="newest")
+    assert (run.table.update >= 2).all()
+    assert run.reasons[LEFT] > 0
+    assert any(OTHER_RULE in reason and "left" not in reason for reason in run.reasons), "the last batch's candidates"
+    assert sum(str(one.message).startswith(RULE_CHANGED) for one in caught) == 1
 
 
 def test_153_nothing_is_trained_for_a_reward_that_was_withdrawn(tmp_path: Path) -> None:
@@ -88,46 +75,28 @@ def test_153_nothing_is_trained_for_a_reward_that_was_withdrawn(tmp_path: Path) 
     run = train(tmp_path, rewards=rewards, at={2: weigh(0.0, 1.0)}, max_steps=5)
     assert run.logged("grad_norm")[2:] == [0.0] * 3
     assert run.logged("replay/replaced_fraction") == [0.0, pytest.approx(2 / 3), 0.0, 0.0, 0.0]
-    assert run.reasons[LEFT] == 4
-    assert sum(run.logged("replay/retired")) == 4
 
 
-def test_153_a_change_that_leaves_a_groups_sums_alone_leaves_the_group_alone(tmp_path: Path) -> None:
-    """Whatever its advantages are: here a file's own."""
-    file = with_advantages(7.0, 6.0, 5.0, 4.0)
-    table = train(tmp_path, rewards=functions(), file=file, at={1: weigh(1.0, 3.0)}, max_steps=2).table
-    assert table.row_advantage[table.rows_of([0])[0]].tolist() == [7.0, 6.0, 5.0, 4.0]
+def test_153_a_change_between_two_iterations_is_seen_at_the_next_one(tmp_path: Path) -> None:
+    iterations = {"num_iterations": 2, "replay_iterations": "replay"}
+    run = train(tmp_path, [LIVE] * 3, at={3: weigh(2.0)}, max_steps=4, replaced=0, **iterations)
+    assert (run.table.update >= 3).all()
+    assert run.reasons[LEFT] > 0
 
 
-@pytest.mark.parametrize(
-    ("source", "left"),
-    [({"file": with_advantages(9.0, -1.0, -1.0, -1.0)}, 1), ({"trainer_class": shaping(lambda given: given**3)}, 4)],
-    ids=["a file with advantages of its own", "a trainer that shapes"],
-)
-def test_153_groups_whose_advantages_are_not_trls_leave(tmp_path: Path, source: dict[str, Any], left: int) -> None:
-    run = train(tmp_path, rewards=functions(), at={2: weigh(2.0, 1.0)}, max_steps=3, **source)
-    assert run.reasons[f"an entry left: {rejudging.SHAPED}"] == left
+def test_153_a_schedule_of_weights_leaves_nothing_and_says_so_once(tmp_path: Path) -> None:
+    at = {step: weigh(1.0 + step) for step in range(1, 6)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = train(tmp_path, [LIVE, HALF, DEAD], at=at, max_steps=6, replaced=0)
+    told = [str(one.message) for one in caught if str(one.message).startswith(RULE_CHANGED)]
+    assert ["schedule" in one for one in told] == [False, True], "at the first change and at the third"
+    assert MANY_RULES == 3
+    assert run.logged("replay/replaced_fraction")[1:] == [0.0] * 5
 
 
-def test_153_plugins_shape_what_is_judged_anew(tmp_path: Path) -> None:
-    signs = {"advantages": lambda groups: np.sign(groups.advantages)}
-    table = train(tmp_path, rewards=functions(), at={2: weigh(0.0, 1.0)}, max_steps=3, hooks=signs).table
-    rewards = table.row_rewards[..., 1].astype(np.float64)
-    expected = np.sign(np.round(rewards - rewards.mean(axis=1, keepdims=True), 6))
-    assert len(table) == 3 + 1 + 1
-    np.testing.assert_array_equal(table.row_advantage, expected)
-
-
-def test_153_a_success_is_told_anew_by_todays_rewards(tmp_path: Path) -> None:
-    """0 and 1 before, 0 and 2 now: no third value."""
-    run = train(tmp_path, [LIVE, HALF, DEAD], at={2: weigh(2.0)}, replay_retire_passes=2)
-    assert run.session.buffer.rules.success.values == [0.0, 2.0]
-    assert "not known" not in run.session.explain()
-    assert [group.tolist() for group in run.table.row_reward] == [[2.0, 0.0, 0.0, 0.0]] * 4
-
-
-@pytest.mark.parametrize("change", ["weights", "a function less", "a function more"])
-def test_153_resumed_with_other_rewards_entries_are_judged_by_them(tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize("change", ["weights", "a function less", "a function more", "nothing"])
+def test_153_resumed_with_other_rewards_entries_leave(tmp_path: Path, change: str) -> None:
     made = functions()[:1] if change == "a function more" else functions()
     train(tmp_path / "a", rewards=made, **SAVES)
     rewards = functions()[:1] if change == "a function less" else functions()
@@ -136,20 +105,8 @@ def test_153_resumed_with_other_rewards_entries_are_judged_by_them(tmp_path: Pat
         tmp_path / "b", rewards=rewards, max_steps=3, reward_weights=weights,
         resume=str(tmp_path / "a" / "checkpoint-2"),
     )  # fmt: skip
-    old = run.table.update < 2
-    if change == "a function more":
-        assert not old.any()
-        assert run.reasons[f"an entry left: {rejudging.UNKNOWN}"] == 4
-        return
-    assert old.sum() == 4
-    expected = by_hand(run.table.row_rewards[old], run.trainer.reward_weights.numpy(), "group")
-    np.testing.assert_allclose(run.table.row_advantage[old], expected, rtol=1e-5)
-
-
-def test_153_resumed_with_the_same_rewards_nothing_is_judged_anew(tmp_path: Path) -> None:
-    train(tmp_path / "a", rewards=functions(), **SAVES)
-    run = train(tmp_path / "b", rewards=functions(), resume=str(tmp_path / "a" / "checkpoint-2"))
-    assert not any(rejudging.CHANGED in reason for reason in run.reasons)
+    assert (run.table.update < 2).any() == (change == "nothing")
+    assert run.reasons[LEFT] == (0 if change == "nothing" else 3)
 
 
 def graded(completions: list[str], **_: Any) -> list[float]:
@@ -167,23 +124,238 @@ def mended(text: str) -> int:
 def test_153_a_mended_function_of_the_same_name_is_told_when_training_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here a function that it calls; `session.clear()` takes what was stored."""
     train(tmp_path / "a", rewards=graded, **SAVES)
     monkeypatch.setitem(globals(), "helped", mended)
-    trainer = make_trainer(tmp_path / "b", graded, max_steps=3)
-    session = trl_replay.attach(trainer)
-    sizes = []
+    with pytest.warns(UserWarning, match="the code or an attribute of 'graded'"):
+        run = train(tmp_path / "b", rewards=graded, max_steps=3, resume=str(tmp_path / "a" / "checkpoint-2"))
+    assert (run.table.update >= 2).all()
 
-    class Clearing(TrainerCallback):
-        def on_train_begin(self, *given: Any, **named: Any) -> None:
-            session.clear()
-            sizes.append(len(session.buffer))
 
-    trainer.add_callback(Clearing())
-    with pytest.warns(UserWarning, match=r"code of 'graded' has changed .* call session\.clear\(\)"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
-    assert sizes == [0]
-    assert (session.buffer.table.update >= 2).all(), "nor are the last batch's groups stored"
+def test_a_function_replaced_in_a_callback_empties_the_buffer(tmp_path: Path) -> None:
+    """All new groups are dead by it: nothing is trained for what the old one paid."""
+
+    def strict(completions: list[str], **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    def replace(session: Any) -> None:
+        session.trainer.reward_funcs[0] = strict
+
+    run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, LIVE, HALF], at={2: replace}, max_steps=6)
+    assert run.logged("grad_norm")[2:] == [0.0] * 4
+    assert len(run.session.buffer) == 0
+
+
+class Graded:
+    """A reward that is an object, and counts its calls."""
+
+    limit = 3
+    __name__ = "graded"
+
+    def __init__(self) -> None:
+        self.calls, self.shift = 0, 0
+
+    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+        self.calls += 1
+        return [float((len(text) + self.shift + index) % self.limit) for index, text in enumerate(completions)]
+
+
+def of_object(session: Any) -> None:
+    session.trainer.reward_funcs[0].shift = 1
+
+
+def of_class(session: Any) -> None:
+    Graded.limit = 4
+
+
+@pytest.mark.parametrize("change", [None, of_object, of_class])
+def test_an_attribute_that_others_set_is_part_of_the_rule_and_what_the_code_writes_is_not(
+    tmp_path: Path, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Graded, "limit", 3)
+    rewards = Graded()
+    run = train(tmp_path, rewards=rewards, at={3: change} if change else None, max_steps=5, **CHOSEN)
+    assert rewards.calls == 5
+    assert (run.table.update >= 3).all() == (change is not None)
+    assert bool(run.reasons[LEFT]) == (change is not None)
+
+
+DOCUMENTED = """def graded(completions, **_):
+    {docstring}
+    {local} = [float(len(text) % 3) for text in completions]
+    return {local}
+"""
+
+
+def compiled(docstring: str, local: str) -> Any:
+    names: dict[str, Any] = {"__name__": "rewards"}
+    exec(DOCUMENTED.format(docstring=docstring, local=local), names)
+    return names["graded"]
+
+
+def test_a_docstring_or_a_local_variables_name_changed_in_a_reward_function_empties_no_buffer(tmp_path: Path) -> None:
+    def edit(session: Any) -> None:
+        session.trainer.reward_funcs[0] = compiled('"""Longer than three."""', "scores")
+
+    run = train(tmp_path, rewards=compiled("", "found"), at={2: edit}, max_steps=4, **CHOSEN)
+    assert run.reasons[LEFT] == 0
+    assert (run.table.update < 2).any()
+
+
+def test_a_look_reads_a_functions_code_once(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, [*functions(), graded])
+    then = reward_rule(trainer)
+    read = names_of.cache_info().misses
+    assert not then.changes(reward_rule(trainer))
+    assert names_of.cache_info().misses == read
+
+
+ADDED = [{"prompt": "1=", "completion": text, "reward": float(index)} for index, text in enumerate("abcd")]
+
+
+def test_groups_added_in_the_callback_that_changes_the_rule_stay(tmp_path: Path) -> None:
+    """The last batch's groups, which wait, are refused all the same."""
+
+    def change(session: Any) -> None:
+        weigh(2.0)(session)
+        assert session.add(ADDED) == 1
+
+    run = train(tmp_path, [LIVE, HALF, DEAD], [LIVE] * 3, at={2: change}, max_steps=3, replaced=0)
+    assert run.reasons[LEFT] == 2
+    assert run.reasons[f"a group was refused: {OTHER_RULE}"] == 3
+    assert (run.table.origin > 0).sum() == 1
+    assert (run.table.update[run.table.origin == 0] >= 2).all()
+
+
+def test_a_checkpoint_holds_no_groups_that_wait_and_are_of_another_rule(tmp_path: Path) -> None:
+    def change(session: Any) -> None:
+        weigh(2.0)(session)
+        session.add(ADDED)
+
+    train(tmp_path / "a", [LIVE] * 3, at={2: change}, replaced=0, **SAVES)
+    state = saved.read(tmp_path / "a" / "checkpoint-2" / "trl_replay", 0)
+    assert len(state.columns["serial"]) == 1
+    assert state.pending is not None
+    assert not state.pending.candidates
+
+
+def test_scale_rewards_changed_when_training_resumes_empties_the_buffer(tmp_path: Path) -> None:
+    """Rewards of 100: ±75 unscaled, ±1.5 scaled."""
+    rows = [{**row, "reward": 100.0 * (not index)} for index, row in enumerate(ADDED)]
+    train(tmp_path / "a", [LIVE] * 3, file=rows, scale_rewards="none", replaced=0, **SAVES)
+    with pytest.warns(UserWarning, match="scale_rewards none → group"):
+        run = train(tmp_path / "b", [LIVE, DEAD, DEAD], max_steps=4, resume=str(tmp_path / "a" / "checkpoint-2"))
+    assert np.abs(run.table.row_advantage).max() < 2
+    assert not (run.table.origin > 0).any()
+
+
+def test_a_plugin_that_masks_or_shapes_rows_leaves_nothing_of_before(tmp_path: Path) -> None:
+    def masked(groups: Any) -> Any:
+        advantages = groups.advantages.copy()
+        advantages[:, 0] = np.nan
+        return advantages * 2
+
+    hooks = {"advantages": masked}
+    run = train(tmp_path, rewards=functions(), at={2: weigh(0.25, 1.0)}, max_steps=4, hooks=hooks)
+    assert (run.table.update >= 2).all()
+
+
+def test_random_changes_of_weights_replay_no_group_of_before(tmp_path: Path) -> None:
+    """Every replayed group has the advantages of one that was scored since the last change."""
+    picks = {3: (0.2, 1.0), 5: (0.0, 1.0), 6: (2.0, 0.6)}
+    form = [[LIVE, GRADES, DEAD], [HALF, DEAD, LIVE]] * 5
+    accuracy = [[DEAD, DEAD, DEAD], [LIVE, DEAD, DEAD]] * 5
+    rewards = [Rewards(*form, name="form"), Rewards(*accuracy, name="accuracy")]
+    at = {update: weigh(*weights) for update, weights in picks.items()}
+    run = train(tmp_path, rewards=rewards, at=at, max_steps=10, scale_rewards="none")
+    raw = np.stack([np.array(form), np.array(accuracy)], axis=-1)  # (batches, groups, rows, functions)
+    replayed = 0
+    for update, (_, out) in enumerate(run.steps):
+        since = max((changed for changed in picks if changed <= update), default=0)
+        weights = picks.get(since, (1.0, 1.0))
+        totals = (raw[since : max(update, since)] @ np.array(weights)).reshape(-1, 4)
+        known = {tuple(np.round(group - group.mean(), 4)) for group in totals}
+        for group in out["advantages"].view(-1, 4)[(out[ROWS][:, 0] < 0).view(-1, 4).all(dim=1)]:
+            replayed += 1
+            assert tuple(np.round(group.numpy().astype(np.float64), 4)) in known
+    assert replayed > 3
+
+
+def second_run(folder: Path, rewards: Any, file: Path | None, **settings: Any) -> tuple[Any, Any, list[bool]]:
+    """Eight updates on a file; whether each further iteration drew groups."""
+    trainer = make_trainer(folder, rewards, **{"max_steps": 8, "num_iterations": 8, **settings})
+    given = {"replay_warm_start": str(file)} if file else {}
+    session = trl_replay.attach(trainer, replay_preset="second_run", **given)
+    drawn: list[bool] = []
+    iterate = session.iterate
+
+    def iterated(template: Any) -> Any:
+        batch = iterate(template)
+        drawn.append(batch is not None)
+        return batch
+
+    session.iterate = iterated  # type: ignore[method-assign]
+    return trainer, session, drawn
+
+
+def a(completions: list[str], **_: Any) -> list[float]:
+    return [float("a" in text) for text in completions]
+
+
+def b(completions: list[str], **_: Any) -> list[float]:
+    return [float("b" in text) for text in completions]
+
+
+NAMED = [
+    {"prompt": prompt, "completion": text, "reward/a": float("a" in text), "reward/b": float("b" in text)}
+    for prompt in ("1=", "12=", "123+4=", "3=")
+    for text in ("ac", "cc", "dd", "bb")
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "first.jsonl"
+    path.write_text("\n".join(map(json.dumps, NAMED)))
+    return path
+
+
+def test_a_second_run_whose_weights_change_reads_its_file_again(tmp_path: Path, file: Path) -> None:
+    trainer, session, drawn = second_run(tmp_path, [a, b], file, reward_weights=[1.0, 0.0])
+    trainer.add_callback(Act({3: lambda: weigh(0.0, 1.0)(session)}))
+    trainer.train()
+    assert len(drawn) > 6
+    assert all(drawn), "no iteration trains on the generated batch"
+    table = session.buffer.table
+    assert (table.row_advantage.argmax(axis=1) == 3).all(), "that is where the second function pays"
+    assert session.totals.reasons[LEFT] >= 4
+
+
+@pytest.mark.parametrize("functions", [[a, b], [b], [a, b, graded]])
+def test_a_second_run_resumed_under_another_rule_trains_on_no_repeated_batch(
+    tmp_path: Path, file: Path, functions: list[Any]
+) -> None:
+    saves = {"save_strategy": "steps", "save_steps": 4}
+    second_run(tmp_path / "a", [a, b], file, reward_weights=[1.0, 0.0], **saves)[0].train()
+    if graded in functions:
+        path = file.with_name("second.jsonl")
+        path.write_text("\n".join(json.dumps({**row, "reward/graded": 0.0}) for row in NAMED))
+        file = path
+    weights = [float(function is b) for function in functions]
+    trainer, session, drawn = second_run(tmp_path / "b", functions, file, reward_weights=weights)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-4"))
+    assert len(drawn) == 4
+    assert all(drawn)
+    assert (session.buffer.table.row_advantage.argmax(axis=1) == 3).all()
+
+
+def test_a_second_run_without_a_file_to_read_again_is_refused_under_another_rule(tmp_path: Path, file: Path) -> None:
+    with pytest.warns(UserWarning, match="replay_warm_start is not set"):
+        trainer, session, _ = second_run(tmp_path, [a, b], None, reward_weights=[1.0, 0.0])
+    session.add(str(file))
+    trainer.add_callback(Act({3: lambda: weigh(0.0, 1.0)(session)}))
+    with pytest.raises(ReplayError, match=r"generates no further batch.* call session\.add"):
+        trainer.train()
+    assert trainer.state.global_step == 3
 
 
 def test_153_clear_from_a_callback_leaves_nothing_of_before(tmp_path: Path) -> None:

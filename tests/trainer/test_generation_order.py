@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -16,12 +17,6 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 PROMPTS = PROMPTS[:12]
-LAYOUTS: dict[str, dict[str, int]] = {
-    "a batch an update": {},
-    "a batch over two updates": {"per_device_train_batch_size": 6, "steps_per_generation": 2},
-    "three batches an update": {
-        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "steps_per_generation": 1},
-}  # fmt: skip
 
 
 class Backwards(torch.utils.data.Sampler[int]):
@@ -65,30 +60,30 @@ def prompts_of(folder: Any, own: Any = None, refill: int = 2, **settings: Any) -
 
 
 @pytest.mark.parametrize("trainer_class", [GRPOTrainer, Sampled], ids=["the dataset's", "a sampler's"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_175_new_prompts_are_those_that_the_trainer_samples_next(
-    tmp_path: Any, trainer_class: Any, layout: str
+def test_175_new_prompts_are_drawn_at_random_where_the_trainer_samples_in_an_order_and_attach_says_so(
+    tmp_path: Any, trainer_class: Any
 ) -> None:
-    """From the end on those of the beginning."""
     order = PROMPTS if trainer_class is GRPOTrainer else PROMPTS[::-1]
-    found = prompts_of(tmp_path, trainer_class=trainer_class, **LAYOUTS[layout])
-    groups = len(found[0])
-    assert len(found) // 3 == {1: 15, 3: 5 if layout == "a batch an update" else 3}[groups]
+    with pytest.warns(UserWarning, match=r"at random.*set replay_refill_prompts='same'"):
+        found = prompts_of(tmp_path, trainer_class=trainer_class)
     for batch in range(len(found) // 3):
-        places = [batch * groups + place for place in range(3 * groups)]
-        assert list(chain(*found[3 * batch : 3 * batch + 3])) == [order[place % 12] for place in places]
+        first, *further = found[3 * batch : 3 * batch + 3]
+        assert list(first) == [order[(3 * batch + place) % 12] for place in range(3)]
+        drawn = list(chain(first, *further))
+        assert len(set(drawn)) == len(drawn), "no prompt twice in a batch"
 
 
-def test_175_a_sampler_is_read_without_drawing_from_its_generator(tmp_path: Any) -> None:
+def test_175_a_sampler_is_not_read(tmp_path: Any) -> None:
+    """Its generator, and a lock that can't be copied, stay as they are."""
     runs = []
     for refill in (0, 2):
-        own = [torch.Generator().manual_seed(3)]
+        own = [torch.Generator().manual_seed(3), threading.Lock()]
         runs.append(prompts_of(tmp_path / str(refill), own, refill, trainer_class=Sampled))
     assert runs[1][::3] == runs[0]
 
 
-def test_175_a_sampler_that_can_not_be_followed_is_told_at_attach(tmp_path: Any) -> None:
-    own = [torch.Generator(), threading.Lock()]
-    with pytest.warns(UserWarning, match=r"sampler can't be followed \(TypeError: cannot pickle.*random order"):
-        found = prompts_of(tmp_path, own, trainer_class=Sampled)
-    assert all(len(set(prompts)) == 3 for prompts in found)
+def test_175_a_trainer_that_shuffles_is_told_nothing(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Coins(0.0), PROMPTS, shuffle_dataset=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)

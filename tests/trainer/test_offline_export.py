@@ -192,27 +192,6 @@ def halves(completions, **_):
     return [0.5] * len(completions)
 
 
-def test_rewards_keep_their_names_when_a_run_is_resumed_with_other_functions(tmp_path):
-    """The functions are `halves` and `digits`, and then `digits` and another one, which does not count: groups that
-    it has not scored stay."""
-
-    def other(completions, **_):
-        return [7.0] * len(completions)
-
-    trainer = make_trainer(tmp_path, [halves, digits], max_steps=6, save_strategy="steps", save_steps=6)
-    train(tmp_path, trainer=trainer, replay_buffer_size=50)
-    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 8, "reward_weights": [1.0, 0.0]}
-    trainer = make_trainer(tmp_path, [digits, other], **settings)
-    _, session = train(tmp_path, trainer=trainer, resume=str(tmp_path / "checkpoint-6"), replay_buffer_size=50)
-    found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
-    assert found["reward/digits"].tolist() == digits(found["completion"].tolist())
-    old = found["update"] < 6
-    assert old.any()
-    assert (~old).any()
-    assert found["reward/other"][old].isna().all()
-    assert (found["reward/other"][~old] == 7).all()
-
-
 def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp_path):
     model, processor = pictures.llava()
     trainer = build_checked(

@@ -1,4 +1,4 @@
-"""The time of generation in training passes, by a clock that tests advance, and what further updates then cost."""
+"""The time of generation in training passes, of a log of TRL's, and what further updates then cost."""
 
 from __future__ import annotations
 
@@ -7,94 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generating import Coins
-from scenarios import train
-from support import logged
-from trl import GRPOTrainer
 
-import trl_replay
-from trl_replay.base.pace import Pace, Spent
 from trl_replay.cli import main
 from trl_replay.extras.advice.pace import cost_of, in_words, passes_in
 from trl_replay.extras.report.estimate import estimate
-from trl_replay.testing import make_trainer
-
-METRIC = "replay/generation_passes"
-
-
-class Clock:
-    """Stands still but where a test says otherwise."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Timed(GRPOTrainer):
-    """Generating and scoring a batch takes 6 seconds, and a micro-batch 2; the first of each much longer."""
-
-    clock = Clock()
-    slow = 50.0
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        self.clock.now += 6.0 + self.slow if self.model.training else 1000.0
-        return super()._generate_and_score_completions(inputs)
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        self.clock.now += (2.0 + self.slow) if self.model.training else 1000.0
-        self.slow = 0.0
-        return super()._compute_loss(model, inputs)
-
-
-LAYOUTS: dict[str, tuple[dict[str, Any], float]] = {
-    "a batch an update": ({}, 3.0),
-    "two updates a batch": ({"num_iterations": 2}, 3.0),
-    "a batch in three micro-batches": (
-        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 1.0),
-    "a pass in two updates": ({"per_device_train_batch_size": 6, "steps_per_generation": 2}, 1.5),
-    "three batches an update": (
-        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "steps_per_generation": 1}, 3.0),
-    "dynamic sampling": ({"replay_refill_rounds": 2}, 3.0),
-    "evaluation": ({"eval_strategy": "steps", "eval_steps": 2, "eval_prompts": ("1=",) * 4,
-                    "per_device_eval_batch_size": 4}, 3.0),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_generation_is_measured_in_passes_of_training_over_its_batch(tmp_path: Path, layout: str) -> None:
-    """Neither the first update counts, nor further rounds, nor evaluation."""
-    settings, expected = LAYOUTS[layout]
-    settings = dict(settings)
-    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
-    trainer = make_trainer(
-        tmp_path, Coins(0.5), trainer_class=Timed, max_steps=12, gradient_checkpointing=False, **settings
-    )
-    session = trl_replay.attach(trainer, **replay)
-    session.pace._clock = trainer.clock = Clock()
-    trainer.train()
-    passes = logged(trainer, METRIC)
-    assert passes[-3:] == pytest.approx([expected] * 3)
-    (told,) = [line for line in session.explain().splitlines() if line.startswith("generation takes")]
-    alike = layout not in ("a pass in two updates", "three batches an update")
-    assert told == in_words(expected, 2, "updates a batch" if alike else "passes over a batch")
-
-
-def test_a_dry_run_tells_what_further_updates_cost_and_so_does_its_log(tmp_path: Path, capsys: Any) -> None:
-    trainer = make_trainer(tmp_path, Coins(0.5), trainer_class=Timed, max_steps=12)
-    session = trl_replay.attach(trainer, replay_dry_run=True)
-    session.pace._clock = trainer.clock = Clock()
-    trainer.train()
-    told = (
-        "eneration takes 3 training passes: two updates a batch cost 1.2 times the time; they pay if they save a "
-        "fifth of the completions (with the old log-probs and the reference model of the preset sample_efficient: 1.4 "
-        "times, and 29 %)"
-    )
-    assert told in session.explain()
-    trainer.save_state()
-    assert estimate(tmp_path).generation_passes == pytest.approx(3.0)
-    assert main(["estimate", str(tmp_path)]) == 0
-    assert f"G{told}." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -133,25 +49,14 @@ def stock_log(generating: float, training: float, updates: int = 16, **last: flo
     return [*log, {"step": updates, **last}] if last else log
 
 
-def test_a_log_of_trl_tells_it_where_batches_train_twice(tmp_path: Path) -> None:
+def test_a_log_of_trl_tells_it_where_batches_train_twice(tmp_path: Path, capsys: Any) -> None:
     assert passes_in(stock_log(7.0, 2.0)) == pytest.approx(2.5)
     log = stock_log(7.0, 2.0, train_runtime=16 * 4.5 + 16 * 0.5)
     assert passes_in(log) == pytest.approx(5.0 / 2.5), "half a second an update is in no step_time"
     (tmp_path / "log.json").write_text(json.dumps(log))
     assert estimate(tmp_path / "log.json").generation_passes == pytest.approx(2.0)
+    assert main(["estimate", str(tmp_path / "log.json")]) == 0
+    assert f"G{in_words(2.0)[1:]}." in " ".join(capsys.readouterr().out.split())
     assert passes_in([entry for entry in log if "reward" in entry]) is None, "all generate"
     assert passes_in(stock_log(2.0, 2.0)) is None
     assert passes_in(stock_log(7.0, 2.0, updates=8)) is None, "too few"
-    assert passes_in([{"step": step, METRIC: value} for step, value in enumerate((9.0, 3.0, 1.0))]) == 3.0
-
-
-def test_what_was_not_measured_is_not_told(tmp_path: Path) -> None:
-    assert Spent(5.0, 1, 0.0, 0).passes(1) is None
-    assert Spent(0.0, 0, 5.0, 3).passes(1) is None
-    pace = Pace(Clock())
-    pace.update_ends()
-    with pace.scoring(), pace.generating():
-        pass
-    assert pace.spent == Spent()
-    session = train(tmp_path, rewards=Coins(0.5)).session
-    assert "generation takes" not in session.explain(), "too few updates"

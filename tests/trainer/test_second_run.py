@@ -88,6 +88,25 @@ def test_a_second_run_without_a_file_is_told_so(tmp_path: Path) -> None:
         trl_replay.attach(trainer, replay_preset="second_run")
 
 
+@pytest.mark.parametrize(
+    ("settings", "limits", "words"),
+    [
+        ({}, {"replay_max_uses": 1}, "replay_max_uses=1 ends them"),
+        ({"beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 4}, {}, r"sync_ref_model=True \(after 4"),
+    ],
+)
+def test_a_second_run_that_loses_its_groups_is_told_at_attach_and_once_when_it_repeats_its_batch(
+    tmp_path: Path, settings: dict[str, Any], limits: dict[str, Any], words: str
+) -> None:
+    file = first_run(tmp_path, 2)
+    trainer = make_trainer(tmp_path / "second", digits, max_steps=UPDATES, num_iterations=UPDATES, **settings)
+    with pytest.warns(UserWarning, match=words):
+        trl_replay.attach(trainer, replay_preset="second_run", replay_warm_start=str(file), **limits)
+    with pytest.warns(UserWarning, match=r"an iteration trains on it again.*Why nothing was drawn: ") as caught:
+        trainer.train()
+    assert sum("trains on it again" in str(one.message) for one in caught) == 1
+
+
 def ended(folder: Path, resume: int | None = None, **settings: Any) -> tuple[Any, Any]:
     """A run of eight updates that saves every three, resumed from a checkpoint if it is named."""
     given = {"save_strategy": "steps", "save_steps": 3, "gradient_checkpointing": False, **settings}

@@ -422,22 +422,3 @@ def test_neither_importing_nor_discovering_imports_torch_or_trl():
     assert "builtin" in names
     assert "freshness" in names, "the development environment has the plugin installed: see the Makefile"
     assert heavy == []
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("m2po", "no correction 'm2po'. It comes with trl-replay-papers: pip install trl-replay-papers"),
-        ("geo_mas", r"Did you mean 'geo_mask'\? It comes with trl-replay-papers: pip install trl-replay-papers"),
-        ("truncate", r"Did you mean 'truncated'\? There are"),
-    ],
-)
-def test_a_correction_of_papers_is_named_with_its_distribution_where_that_is_missing(name, words):
-    registry = Registry()
-    registry.add(Builtin(), BUILTIN)
-    with pytest.raises(UnknownNameError, match=words) as refused:
-        registry.resolve("correction", name)
-    assert ("pip install" in str(refused.value)) == (name != "truncate")
-    with pytest.raises(UnknownNameError) as refused:
-        registry.resolve("sampler", name)
-    assert "pip" not in str(refused.value)

@@ -35,18 +35,14 @@ class Generators:
 
 
 @contextmanager
-def global_generators_kept(seed: int | None = None) -> Iterator[None]:
-    """Restore the global random generators after others' code has run. With a `seed`, it finds them begun anew."""
+def global_generators_kept() -> Iterator[None]:
+    """Restore the global random generators after others' code has run."""
     import torch
 
     of_numpy = np.random.get_state()
     of_python = random.getstate()
     with torch.random.fork_rng(devices=[]):
         try:
-            if seed is not None:
-                torch.default_generator.manual_seed(seed)  # those of devices are left alone
-                np.random.seed(seed)
-                random.seed(seed)
             yield
         finally:
             np.random.set_state(of_numpy)

@@ -122,6 +122,10 @@ class PendingGroups:
         held = any(key in candidate.keys for candidate in self.candidates)
         return replace(self, stale=self.stale or held)
 
+    def since(self, serial: int) -> PendingGroups:
+        """These, without those of lower serial numbers."""
+        return replace(self, candidates=[candidate for candidate in self.candidates if candidate.serial >= serial])
+
     def describe(self, count: int) -> dict[str, NDArray[Any]]:
         """Describe them for scopes, as 8-byte columns over this process's `count` rows.
 

@@ -36,7 +36,7 @@ RELATIVE_TOLERANCE = 1e-5
 TINY, OUTLIER = 1e-6, 1e3
 """Shaped advantages of the first share of the batch's largest, or less, are 0: float32 noise is a tenth of it. What is
 above the second times the usual size counts no further, or one such group would make nothing of all others."""
-WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "changed")
+WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "changed", "other_rule")
 """Columns of whole numbers, shared by scopes."""
 
 
@@ -307,20 +307,6 @@ def trls_own(
     tolerance = rounding[:, None] + RELATIVE_TOLERANCE * np.abs(expected)
     own = np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))
     return own, expected, rewards
-
-
-def function_sums(rewards: Floats, setup: compat.RewardSetup) -> Floats:
-    """Return the sums of each row's rewards of which TRL's rule takes means and deviations, `(n, G)`; NaN where no
-    function scored.
-
-    Args:
-        rewards (`(n, G, functions)`): Raw rewards, NaN where None.
-        setup ([`RewardSetup`]): The rule; functions of weight NaN do not count.
-    """
-    if setup.aggregation == "normalize_then_sum":
-        centered = rewards - mean_of_scored(rewards)[:, None]
-        rewards = centered / (bessel_std(rewards) + STD_EPSILON)[:, None]
-    return weighted_rewards(rewards, np.nan_to_num(setup.weights))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..data.fields import STORED_REWARDS, FieldTable
@@ -38,31 +35,6 @@ def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Gr
     rows = len(group.completion_lengths)
     kept = torch.from_numpy(rewards[:rows].astype(np.float32))
     return replace(group, tensors={**group.tensors, key: kept})
-
-
-def reordered_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]) -> NDArray[Any]:
-    """Raw rewards, `(…, functions)`, in the order of other reward functions; NaN for those that did not score. Of
-    functions that share a name, the first goes with the first."""
-    if list(then) == list(now):
-        return rewards
-    missing = np.full(rewards.shape[:-1], np.nan, rewards.dtype)
-    known = _numbered(then)
-    columns = [rewards[..., known.index(name)] if name in known else missing for name in _numbered(now)]
-    return np.stack(columns, axis=-1)
-
-
-def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Each name, and how often it came before."""
-    return [(name, names[:place].count(name)) for place, name in enumerate(names)]
-
-
-def with_reordered_rewards(group: Group, named: Callable[[NDArray[Any]], NDArray[Any]]) -> Group:
-    """The group with its raw rewards as `named` orders them, on the CPU."""
-    rewards = group.tensors.get(STORED_REWARDS)
-    if rewards is None:
-        return group
-    ordered = torch.from_numpy(named(rewards.cpu().numpy()))
-    return replace(group, tensors={**group.tensors, STORED_REWARDS: ordered})
 
 
 def logps_dtype(fields: FieldTable) -> torch.dtype:

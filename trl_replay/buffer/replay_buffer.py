@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from ..base.generators import Generators
 from ..base.progress import Clock
 from ..data.counters import HELD_BACK, Tally, Totals
 from ..data.prompt_table import PromptTable
-from ..data.rewards import RewardSetup
+from ..data.rewards import RewardRule
 from ..data.table import Table
 from ..data.types import FROM_POLICY, NONE, Bools, Context, Floats, Group, Groups, Ints
 from .rules import Rules
@@ -23,6 +24,13 @@ from .store import Store
 
 SOLVED = "its prompt is solved (replay_retire_passes)"
 NOT_FINITE = "a trainable token's log-prob is not finite"
+OTHER_RULE = "another reward rule scored it"
+MANY_RULES = 3
+RULE_CHANGED = "Another reward rule than the present one scored the groups in the replay buffer, and they leave"
+SCHEDULED = (
+    f" This was change number {MANY_RULES}. Where the rule changes with every batch, as a schedule of weights does, "
+    "nothing can be replayed: change it in few steps."
+)
 NO_PROMPTS: Ints = np.empty(0, np.int64)
 
 
@@ -78,7 +86,8 @@ class ReplayBuffer:
         totals ([`Totals`]): Counters and metrics, which strategies may read.
         prompts ([`PromptTable`], *optional*): The prompts generated for so far, which strategies may read.
         serial (`int`): The next group's serial number.
-        setup ([`RewardSetup`], *optional*): The rule that has made the entries' advantages of their rewards.
+        rule ([`RewardRule`], *optional*): The reward rule that scored its entries.
+        scored_from (`int`): The first serial number of a group that this rule has scored.
         warmed (`bool`): Whether it was filled from `replay_warm_start`.
 
     Args:
@@ -106,7 +115,9 @@ class ReplayBuffer:
         self.totals = Totals()
         self.prompts = prompts
         self.serial, self.warmed = 0, False
-        self.setup: RewardSetup | None = None
+        self.rule: RewardRule | None = None
+        self.scored_from = 0
+        self._rules = 0
         self.ended: Counter[str] = Counter()
         """Entries that a limit has ended since this process began, by the limit."""
         self.size = size
@@ -148,6 +159,33 @@ class ReplayBuffer:
     def clear(self) -> None:
         """Forget every entry. Groups noted but not yet settled are still stored later."""
         self._store.forget(np.arange(len(self)))
+
+    def rule_changes(self, rule: RewardRule) -> list[str]:
+        """Describe how this reward rule differs from the one that scored the entries; nothing if it is the same."""
+        return [] if self.rule is None else self.rule.changes(rule)
+
+    def score_by(self, rule: RewardRule, changes: Sequence[str] | None, tally: Tally, tells: bool = True) -> None:
+        """Groups are scored by this rule from now on. If it is another one than that of the entries, they leave, and
+        groups numbered before are refused.
+
+        Args:
+            rule ([`RewardRule`]): The trainer's, on this process.
+            changes (`Sequence[str]`, *optional*): What is different on the first of the processes that decide
+                together, in words; None if nothing is.
+            tally ([`Tally`]): Counts the entries.
+            tells (`bool`): Whether this process warns.
+        """
+        self.rule = rule
+        if changes is None or not self.serial:
+            return
+        self.scored_from = self.serial
+        self.warmed = False
+        tally.retire(len(self), OTHER_RULE)
+        self.clear()
+        self._rules += 1
+        if tells and self._rules in (1, MANY_RULES):
+            told = "; ".join(changes)
+            warnings.warn(f"{RULE_CHANGED} ({told})." + (SCHEDULED if self._rules == MANY_RULES else ""), stacklevel=2)
 
     def take_serials(self, count: int) -> range:
         """Take serial numbers for `count` groups, which no other group gets."""
@@ -227,7 +265,9 @@ class ReplayBuffer:
         rules, hooks, store = self.rules, self.rules.hooks, self._store
         groups = _with_failed_masked(groups)
         known = groups.origin != FROM_POLICY
+        serials = np.array([newcomer.serial for newcomer in newcomers], np.int64)
         refused = {
+            OTHER_RULE: serials < self.scored_from,
             "it has no trainable token": ~groups.trains.any(axis=1),
             NOT_FINITE: known & ~np.isfinite(_logps(groups)).all(axis=1),
             SOLVED: np.isin(groups.prompt, solved),
@@ -292,52 +332,6 @@ class ReplayBuffer:
         self.table.writable("row_logp")[self.table.rows_of([serial])] = _mean_logps(sums, tokens)
         self.rules.limiter.prefilled = True
         return True
-
-    def as_groups(self) -> Groups:
-        """The entries as groups, with today's weights of rewards."""
-        table = self.table
-        return Groups(
-            rewards=table.row_rewards.astype(np.float64),
-            reward_weights=table.reward_weights,
-            advantages=table.row_advantage.astype(np.float64),
-            lengths=table.row_length.astype(np.int64),
-            trainable=table.row_trainable,
-            dead=np.zeros(len(table), bool),
-            update=table.update,
-            prompt=table.prompt,
-            behavior_logps=table.row_logp.astype(np.float64) * table.row_trainable,
-            items=table.row_items.astype(np.int64),
-            masked=table.row_masked,
-            origin=table.origin.astype(np.int64),
-            counting=table.counting,
-        )
-
-    def rejudge(self, rows: Ints, groups: Groups, leave: Mapping[str, Bools], tally: Tally) -> None:
-        """Give entries other advantages, and the scores that go with them.
-
-        Args:
-            rows (`(m,)`): Of the table.
-            groups ([`Groups`]): As they are now.
-            leave (`Mapping[str, Bools]`): Entries that leave, `(n,)`, by reason.
-            tally ([`Tally`]): Counts these.
-        """
-        score = self.rules.hooks.score(groups, self.context()) if len(rows) else np.zeros(0)
-        unwanted = np.zeros(len(self), bool)
-        unwanted[rows[~np.isfinite(score)]] = True
-        columns = {
-            "score": score,
-            "reward_mean": groups.reward_mean,
-            "reward_std": groups.reward_std,
-            "items": groups.counted.sum(axis=1),
-            "row_advantage": groups.advantages.astype(np.float32),
-            "row_masked": groups.masked,
-        }
-        self._store.rejudge(rows, columns)
-        label = self.rules.hooks.label("scorer")
-        reasons = {**leave, f"the scorer {label} stores none like it": unwanted}
-        for reason, entries in reasons.items():
-            tally.retire(int(entries.sum()), reason)
-        self._store.forget(np.flatnonzero(np.logical_or.reduce(list(reasons.values()))))
 
     def trim(self) -> int:
         """Evict what there is no room for; return its number."""
@@ -500,7 +494,7 @@ class ReplayBuffer:
             "serial": self.serial,
             "warmed": self.warmed,
             "generators": self.generators.state_dict(),
-            "reward_setup": None if self.setup is None else self.setup.state_dict(),
+            "reward_rule": self.rule,
             "strategies": self.rules.state_dict(),
         }
 
@@ -514,8 +508,7 @@ class ReplayBuffer:
         """
         self.clock.update, self.serial, self.warmed = state["update"], state["serial"], state["warmed"]
         self.generators.load_state_dict(state["generators"], shared=shared, local=own)
-        setup = state["reward_setup"]
-        self.setup = None if setup is None else RewardSetup.of(setup)
+        self.rule = None if state["reward_rule"] is None else RewardRule.of(state["reward_rule"])
         self.rules.load_state_dict(state["strategies"])
         self._store.load_state_dict(state)
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ..base.sizes import format_bytes
 from ..base.transfer import fetch
-from ..data.fields import ADVANTAGES, PIXELS
+from ..data.fields import PIXELS
 from ..data.table import CORE, Table
-from ..data.types import Bools, Floats, Group, Ints
+from ..data.types import Bools, Group, Ints
 
 
 class Store:
@@ -33,7 +33,6 @@ class Store:
         self.table = Table.empty(size, functions)
         self._keysets: list[frozenset[str]] = []
         self._payload: dict[int, Group] = {}
-        self._advantages: dict[int, Floats] = {}  # of entries that were judged anew
         self._bytes = 0
         self._has_warned = False
 
@@ -90,20 +89,8 @@ class Store:
         return np.asarray(nbytes <= most)
 
     def load(self, serial: int) -> Group:
-        """A fresh copy of payload that is on this process, with the advantages that the table has."""
-        group = self._payload[serial].map(torch.clone)
-        if serial in self._advantages:
-            group.tensors[ADVANTAGES][:] = torch.from_numpy(self._advantages[serial]).view_as(
-                group.tensors[ADVANTAGES]
-            )
-        return group
-
-    def rejudge(self, rows: Ints, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Write columns of some rows anew, `row_advantage` among them."""
-        for name, values in columns.items():
-            self.table.writable(name)[rows] = values
-        for serial, advantages in zip(self.table.serial[rows].tolist(), columns["row_advantage"], strict=True):
-            self._advantages[serial] = advantages
+        """A fresh copy of payload that is on this process."""
+        return self._payload[serial].map(torch.clone)
 
     def _warn_of_bytes(self, costs: Ints) -> None:
         if self._has_warned:
@@ -146,11 +133,10 @@ class Store:
     def remember(self) -> Callable[[], None]:
         """Return what puts the entries of now back, with their payload."""
         state, payload, nbytes = self.state_dict(), dict(self._payload), self._bytes
-        advantages = dict(self._advantages)
 
         def undo() -> None:
             self.load_state_dict(state)
-            self._payload, self._bytes, self._advantages = payload, nbytes, advantages
+            self._payload, self._bytes = payload, nbytes
 
         return undo
 
@@ -194,7 +180,6 @@ class Store:
         if len(index) == 0:
             return 0
         for serial in self.table.serial[index].tolist():
-            self._advantages.pop(serial, None)
             group = self._payload.pop(serial, None)
             if group is not None:
                 self._bytes -= group.nbytes

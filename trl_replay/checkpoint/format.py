@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,13 @@ from safetensors.torch import load_file, save_file
 
 from ..base.files import named_in, regular
 from ..batch.candidates import Candidate, PendingGroups
+from ..data.rewards import RewardRule
 from ..data.types import OF_GROUPS, Group, Groups
 from ..errors import CheckpointError, MismatchError
 from ..serialization.groups import from_tensors, to_tensors
 from .save_id import FOLDER
 
-FORMAT = 1
+FORMAT = 2
 STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
     "state.json",
     "table.safetensors",
@@ -135,6 +136,13 @@ class RankState:
     beside: list[str] = field(default_factory=list)
     prompts: dict[str, NDArray[Any]] | None = None
     files: list[Path] = field(default_factory=list)
+
+    def without_groups(self, rule: RewardRule) -> RankState:
+        """This state without entries and candidates, for another reward rule."""
+        columns = {name: column[:0] for name, column in self.columns.items()}
+        columns["row_rewards"] = columns["row_rewards"][..., :1].repeat(len(rule.functions), axis=-1)
+        session = {**self.session, "reward_rule": rule}
+        return replace(self, session=session, columns=columns, pending=None, files=[])
 
     def payload(self) -> Iterator[tuple[int, Group]]:
         """`(serial, group)` of all payload that this rank held."""

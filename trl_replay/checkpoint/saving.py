@@ -117,12 +117,17 @@ def _restore(part: RankPart, checkpoint: Path) -> None:
     _keep_scope(part, folder)
     states: list[RankState] = []
     undo: list[Callable[[], None]] = [part.empty]
+
+    def read() -> list[str]:
+        states.extend(part.read(folder))
+        return part.rule_changes(states)
+
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            run_on_all_ranks(lambda: states.extend(part.read(folder)), CheckpointError)
+            changes = run_on_all_ranks(read, CheckpointError)[0]  # the first rank's count
             if on_mismatch == "empty":
                 run_on_all_ranks(lambda: undo.append(part.remember(Path(scratch))), CheckpointError)
-            run_on_all_ranks(lambda: part.apply(states, folder), CheckpointError)
+            run_on_all_ranks(lambda: part.apply(states, folder, changes or ()), CheckpointError)
         except ReplayError as error:
             run_on_all_ranks(undo[-1], CheckpointError)
             if on_mismatch != "empty":

@@ -7,30 +7,26 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .. import compat
-from ..base.code import differs
 from ..batch.candidates import PendingGroups
-from ..batch.stored import logps_dtype, reordered_rewards, with_reordered_rewards
-from ..buffer import Newcomer
+from ..batch.stored import logps_dtype
+from ..buffer.replay_buffer import OTHER_RULE
 from ..data.counters import Tally
+from ..data.rewards import RewardRule
 from ..data.types import Group, Groups
 from ..distributed.roll_call import RollCall
 from ..errors import CheckpointError, MismatchError
-from ..protocols import Columns, SessionLike
+from ..protocols import SessionLike
 from ..setup import assembly
 from ..setup.components import Components
 from ..setup.settings import Settings
 from ..strategies.scopes import SCOPES
 from . import format as files
 from .format import Identity, RankState, plain
-from .reshard import RankShare, TargetRank, reshard
+from .reshard import TargetRank, reshard
 from .save_id import read_save_id
 
 IDENTITY_LABELS = {
@@ -141,9 +137,9 @@ class RankPart:
         state = {**self._session.state_dict(), **self._buffer.state_dict()}
         arrays = {name: state.pop(name) for name in ("columns", "keysets", "pending", "prompts")}
         state["strategies"] = {name: plain(strategy, name) for name, strategy in state["strategies"].items()}
+        if arrays["pending"] is not None:
+            arrays["pending"] = arrays["pending"].since(self._buffer.scored_from)
         state["strategy_names"] = self._strategy_names()
-        state["reward_functions"] = list(self._trainer.reward_func_names)
-        state["reward_code"] = compat.code_of_rewards(self._trainer)
         state["max_completion_length"] = self._trainer.args.max_completion_length
         return RankState(
             identity=self.identity(),
@@ -224,45 +220,60 @@ class RankPart:
         _refuse_impossible_updates(states, folder)
         return states
 
-    def apply(self, states: list[RankState], folder: Path) -> None:
-        """Put a session in the state that `read` found, in place of its own.
+    def rule_changes(self, states: Sequence[RankState]) -> list[str]:
+        """Describe how the reward rule differs from that of the first rank then; nothing if it is the same."""
+        return RewardRule.of(states[0].session["reward_rule"]).changes(compat.reward_rule(self._trainer))
+
+    def apply(self, states: list[RankState], folder: Path, changes: Sequence[str] = ()) -> None:
+        """Put a session in the state that `read` found, in place of its own; without its groups where another reward
+        rule scored them.
+
+        Args:
+            states (`list[RankState]`): What `read` found.
+            folder (`Path`): The checkpoint's `trl_replay`.
+            changes (`Sequence[str]`): What the first rank found with `rule_changes`.
 
         Raises:
             CheckpointError: A strategy or a plugin can't take what was saved of it. The session is half in that state.
         """
         try:
-            self._apply(states, folder)
+            self._apply(states, folder, changes)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".removesuffix(".")
             raise CheckpointError(
                 f"{folder.parent} can't be resumed from: {reason}. Mend that, or resume from another checkpoint."
             ) from error
 
-    def _apply(self, states: list[RankState], folder: Path) -> None:
+    def _apply(self, states: Sequence[RankState], folder: Path, changes: Sequence[str]) -> None:
+        rule, tally = compat.reward_rule(self._trainer), Tally()
+        if changes:
+            tally.retire(len(states[self._rank % len(states)].columns["serial"]), OTHER_RULE)
+            states = [state.without_groups(rule) for state in states]
         mine = states[self._rank % len(states)]
         if mine.identity.layout == self.identity().layout:
             self._apply_own(mine)
         else:
             self._apply_resharded(states, mine)
+        self._buffer.score_by(rule, changes or None, tally, tells=self._rank == 0)
+        self._buffer.totals.add(tally, batches=0)
         self._session.resumed(mine.session)
-        self._warn_of_other_code(mine)
         self._forget_longer(mine)  # of candidates that other ranks left
         written = files.rank_folder(folder, mine.rank)
         self._components.hooks.load(self._session, written / files.PLUGINS)
 
     def _apply_own(self, mine: RankState) -> None:
         """Every rank goes on where it was."""
-        take = self._adapter(mine)
         self._buffer.totals.load_state_dict(mine.session["totals"], mine.session["totals"])
-        pending = mine.pending and self._on_training_device(self._fitting(mine.pending, mine), take, mine)
-        self._buffer.load_state_dict(self._buffer_state(mine, mine.columns, mine.keysets))
+        pending = mine.pending and self._on_training_device(self._fitting(mine.pending, mine))
+        self._buffer.load_state_dict(
+            {**self._for_these_strategies(mine.session), "columns": mine.columns, "keysets": mine.keysets}
+        )
         self._session.load_state_dict({**mine.session, "pending": pending, "prompts": mine.prompts})  # by its clock
-        self._fill(mine, mine.payload(), take)
+        self._fill(mine, mine.payload())
 
     def _apply_resharded(self, states: Sequence[RankState], mine: RankState) -> None:
         """Entries and candidates of all ranks are dealt to other ranks."""
         division = self._components.scope.division
-        take = self._adapter(mine)
         rank, ranks = self._rank, self._components.processes
         existed = rank < len(states)
         of_ranks = [
@@ -272,47 +283,18 @@ class RankPart:
         self._session.load_state_dict({**mine.session, "pending": None}, of_ranks)
         followed = [mine] if division.one_buffer else states[rank::ranks]
         self._buffer.totals.load_state_dict(*(state.session["totals"] for state in [mine, *followed]))
-        resharded = reshard(states, TargetRank(division, rank, ranks), self._components.fields)
-        state = self._buffer_state(mine, resharded.columns, resharded.keysets)
-        state["serial"] = resharded.next_serial
+        resharded = reshard(states, TargetRank(division, rank, ranks))
+        state = {
+            **self._for_these_strategies(mine.session),
+            "columns": resharded.columns,
+            "keysets": resharded.keysets,
+        }
+        state["serial"] = max(resharded.next_serial, mine.session["serial"])
         self._buffer.load_state_dict(state, own=existed, shared=existed or division.one_buffer)
-        self._fill(mine, resharded.payload(), take)
-        self._offer_candidates(resharded, take, mine)
-
-    def _buffer_state(self, then: RankState, columns: Columns, keysets: Sequence[Any]) -> dict[str, Any]:
-        """What the buffer takes: entries, with the rewards of today's functions, and its strategies' state."""
-        columns = {**columns, "row_rewards": self._named(then)(columns["row_rewards"])}
-        state = {**self._for_these_strategies(then.session), "columns": columns, "keysets": keysets}
-        return {**state, "reward_setup": self._setup_of_today(then)}
-
-    def _setup_of_today(self, then: RankState) -> dict[str, Any] | None:
-        """The rule that made the saved advantages, with its weights in the order of today's reward functions: NaN for
-        new ones. It has no name where a function that counted is gone."""
-        setup = then.session["reward_setup"]
-        if setup is None:
-            return None
-        weights = np.array(setup["weights"], np.float64)
-        today = self._named(then)(weights)
-        is_gone = np.count_nonzero(weights) > np.count_nonzero(np.nan_to_num(today))
-        return {**setup, "weights": today.tolist(), **({"aggregation": ""} if is_gone else {})}
-
-    def _named(self, then: RankState) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Return a function that puts raw rewards in the order of today's reward functions."""
-        names_now = list(self._trainer.reward_func_names)
-        return partial(reordered_rewards, then=then.session["reward_functions"], now=names_now)
-
-    def _warn_of_other_code(self, mine: RankState) -> None:
-        """Tell which reward functions have another code than then, and the same name: what they gave then is
-        stored."""
-        then, now = mine.session["reward_code"], compat.code_of_rewards(self._trainer)
-        others = [name for name, code in now.items() if name in then and differs(then[name], code)]
-        if others and self._trainer.accelerator.is_main_process and (len(self._buffer) or mine.pending):
-            warnings.warn(
-                f"The code of {', '.join(map(repr, others))} has changed since this checkpoint was written, and the "
-                "buffer's groups have the rewards of then. To train on none of them, call session.clear() in the "
-                "on_train_begin of a callback.",
-                stacklevel=2,
-            )
+        self._fill(mine, resharded.payload())
+        tally = Tally()
+        tally.refuse(resharded.dropped, "batches are divided otherwise since it was generated")
+        self._buffer.totals.add(tally, batches=0)
 
     def _longest(self, mine: RankState) -> float:
         """Return `max_completion_length`, if it is shorter than then. Longer rows would make batches as wide as then,
@@ -340,7 +322,7 @@ class RankPart:
         self._buffer.serial, self._buffer.warmed = 0, False
         self._session.forget_pending()
 
-    def _fill(self, mine: RankState, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
+    def _fill(self, mine: RankState, payload: Iterable[tuple[int, Group]]) -> None:
         """Let entries leave that are too long, or that a smaller buffer than then has no room for, and take the
         payload of the others."""
         self._forget_longer(mine)
@@ -348,55 +330,27 @@ class RankPart:
         kept = set(self._buffer.table.serial.tolist())
         for serial, group in payload:
             if serial in kept:
-                self._buffer.receive({serial: take(group)})
+                self._buffer.receive({serial: self._take(group)})
 
-    def _offer_candidates(self, resharded: RankShare, take: Callable[[Group], Group], then: RankState) -> None:
-        """Offer candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
-        tally = Tally()
-        tally.refuse(resharded.dropped, "a row's log-probs were missing when the number of processes changed")
-        ready = resharded.ready
-        if ready:
-            groups = self._scored_as_today(Groups.concatenate([one.view for one in ready]), then)
-            here = [take(one.group) if one.owner == self._rank else None for one in ready]
-            newcomers = [
-                Newcomer(one.serial, one.group.nbytes, one.keys, one.owner, payload)
-                for one, payload in zip(ready, here, strict=True)
-            ]
-            self._buffer.extend(groups, newcomers, tally)
-        self._buffer.totals.add(tally, batches=0)
-
-    def _adapter(self, then: RankState) -> Callable[[Group], Group]:
-        """Return a function that makes a saved group this run's: on its device, with its reward functions' names."""
+    def _take(self, group: Group) -> Group:
+        """A saved group on this run's device."""
         device = self._trainer.accelerator.device
-        named = self._named(then)
+        return group.map(lambda tensor: tensor.to(device))
 
-        def take(group: Group) -> Group:
-            return with_reordered_rewards(group, named).map(lambda tensor: tensor.to(device))
+    def _counting_as_today(self, groups: Groups) -> Groups:
+        """The groups with the reward function that counts now."""
+        return replace(groups, counting=self._buffer.table.counting)
 
-        return take
-
-    def _scored_as_today(self, groups: Groups, then: RankState) -> Groups:
-        """The groups with raw rewards in the order of today's reward functions, and their weights."""
-        rewards = self._named(then)(groups.rewards)
-        return replace(
-            groups,
-            rewards=rewards,
-            reward_weights=compat.reward_setup(self._trainer).weights,
-            counting=self._buffer.table.counting,
-        )
-
-    def _on_training_device(
-        self, pending: PendingGroups, take: Callable[[Group], Group], then: RankState
-    ) -> PendingGroups:
+    def _on_training_device(self, pending: PendingGroups) -> PendingGroups:
         """Candidates wait on the training device, where their rows were cut."""
         device = self._trainer.accelerator.device
-        groups = self._scored_as_today(pending.groups, then)
+        groups = self._counting_as_today(pending.groups)
         candidates = []
         for saved in pending.candidates:
             records = []
             for record in saved.records:
                 records.append(None if record is None else record.to(device))
-            group = None if saved.group is None else take(saved.group)
+            group = None if saved.group is None else self._take(saved.group)
             dtype = logps_dtype(self._components.fields)
             candidate = replace(saved, group=group, records=records, logps_dtype=dtype)
             candidates.append(candidate)

@@ -20,7 +20,6 @@ DRY_RUN = "replay/dry_run"
 """1 where replay only counted: what it logs as replaced was not."""
 JUDGED_BY = "replay/judged_by"
 """With a name after it, 1 where that reward function counts (`replay_reward`)."""
-PASSES = "replay/generation_passes"
 GATED, DRIFT = "replay/gated_fraction", "replay/drift_mean"
 STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio", DRY_RUN)
 """Metrics of which a log entry has the last value."""
@@ -50,7 +49,8 @@ class Tally:
         refilled, surplus (`float`): Groups of further rounds that took a slot, and those that did not.
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
             admitted.
-        retired (`float`): Entries that left because their prompt was solved, or their rewards are others now.
+        retired (`float`): Entries that left because their prompt was solved, or another reward rule scored them.
+        unread (`float`): Buffers that the groups of `replay_warm_start` have left with all others.
         excluded (`float`): Groups of which all rows are masked.
         size, tasks, bytes (`float`): Entries of the buffer after this batch, the tasks that they are of, and bytes.
         entries, rows (`float`): Entries that gave a row; rows that they gave.
@@ -79,6 +79,7 @@ class Tally:
     evicted: float = 0
     refused: float = 0
     retired: float = 0
+    unread: float = 0
     excluded: float = 0
     entries: float = 0
     rows: float = 0

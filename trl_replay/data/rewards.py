@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..base.code import differs
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,24 +35,49 @@ class RewardSetup:
     scale: str
     aggregation: str
 
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> RewardSetup:
-        """Return what `state_dict` gave."""
-        return cls(np.array(state["weights"], np.float64), state["scale"], state["aggregation"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return {"weights": self.weights.tolist(), "scale": self.scale, "aggregation": self.aggregation}
-
-    def is_same(self, other: RewardSetup) -> bool:
-        """Return whether both make the same advantages of the same rewards."""
-        equal = np.array_equal(self.weights, other.weights)
-        return equal and (self.scale, self.aggregation) == (other.scale, other.aggregation)
-
     @property
     def over_batch(self) -> bool:
         """True if a group's advantages depend on the other groups of its batch."""
         return self.scale == "batch" or self.aggregation == "normalize_then_sum"
+
+
+class RewardRule(NamedTuple):
+    """What gives a group its rewards and advantages: a stored group is valid as long as this is the same."""
+
+    functions: tuple[str, ...]
+    """Names of the reward functions."""
+    code: tuple[str, ...]
+    """Hashes of their code and of numbers and texts among their attributes, where they can be seen."""
+    weights: tuple[float, ...]
+    """Of their rewards."""
+    scale: str
+    """`scale_rewards`."""
+    aggregation: str
+    """`multi_objective_aggregation`."""
+
+    @classmethod
+    def of(cls, state: Sequence[Any]) -> RewardRule:
+        """Return what a checkpoint has kept, as JSON does."""
+        functions, code, weights, scale, aggregation = state
+        return cls(tuple(functions), tuple(code), tuple(weights), scale, aggregation)
+
+    def changes(self, now: RewardRule) -> list[str]:
+        """Describe what is different now; nothing if both make the same advantages of the same completions."""
+        pairs = {
+            "reward functions": (self.functions, now.functions),
+            "reward_weights": (self.weights, now.weights),
+            "scale_rewards": ((self.scale,), (now.scale,)),
+            "multi_objective_aggregation": ((self.aggregation,), (now.aggregation,)),
+        }
+        told = [f"{name} {_told(then)} → {_told(today)}" for name, (then, today) in pairs.items() if then != today]
+        if self.functions == now.functions:
+            codes = zip(self.functions, self.code, now.code, strict=False)  # there is none of an environment's rewards
+            told += [f"the code or an attribute of {name!r}" for name, then, today in codes if differs(then, today)]
+        return told
+
+
+def _told(values: Iterable[object]) -> str:
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:

@@ -75,7 +75,12 @@ class Communicator:
         self.shares = 0
 
     def share(
-        self, batch: Batch | None, count: int, pending: PendingGroups | None, changed: bool = False
+        self,
+        batch: Batch | None,
+        count: int,
+        pending: PendingGroups | None,
+        changed: bool = False,
+        other_rule: bool = False,
     ) -> RowLayout:
         """Share row columns of the fresh batch and of the last batch's candidates among all processes.
 
@@ -87,12 +92,14 @@ class Communicator:
             count (`int`): Rows of this process's batches.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
             changed (`bool`): Whether the reference model has changed here.
+            other_rule (`bool`): Whether another reward rule than here now has scored the buffer's entries.
 
         Returns:
             Where the rows lie.
         """
         local = blank(self.rank * count, count)
         local["changed"][:] = changed
+        local["other_rule"][:] = other_rule
         with self._errors.keeping():
             if pending is not None:
                 local |= pending.describe(count)

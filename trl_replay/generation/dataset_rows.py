@@ -201,32 +201,6 @@ class PromptSource:
             self.order = state["order"] + 1
 
 
-class OrderedSource(PromptSource):
-    """Prompts that the trainer samples next, in the order of its sampler, and from its end on those of its beginning.
-    Every batch begins anew behind its own prompts, so this follows a dataset that is sorted.
-
-    Args:
-        dataset ([`Dataset`]): Where they come from.
-        order (`Sequence[int]`): Row numbers.
-        start (`int`): Where it begins.
-        part (`int`): Which part is this rank's.
-        parts (`int`): How many there are.
-    """
-
-    def __init__(self, dataset: Dataset, order: Sequence[int], start: int, part: int = 0, parts: int = 1) -> None:
-        super().__init__(dataset, 0, part, parts)
-        self._sequence = order
-        self._start = start + part
-
-    def _next(self) -> Row:
-        number = self._sequence[(self._start + self.position * self._parts) % len(self._sequence)]
-        self.position += 1
-        return self._dataset.row(number)
-
-    def _begin(self) -> int:
-        return -(-len(self._sequence) // self._parts)
-
-
 class RowMemory:
     """The rows seen last, by key, with the dataset as a fallback.
 

@@ -14,9 +14,8 @@ from .. import compat
 from ..data.types import InputsContext, Ints, Row
 from ..errors import SeamError
 from ..setup.components import Components
-from .dataset_rows import Dataset, OrderedSource, PromptSource, RowMemory, repeated
+from .dataset_rows import Dataset, PromptSource, RowMemory, repeated
 from .group_layout import GroupLayout
-from .sampler_order import Place, SamplerOrder
 
 _T = TypeVar("_T")
 ANY = -1
@@ -55,8 +54,6 @@ class Prompts:
         self._asks = components.hooks.has_plugin_for("inputs")
         self._key = key = components.tasks.key
         self._dataset = Dataset(lambda: compat.training_data(trainer()), key)
-        self._order = SamplerOrder(trainer, seed)
-        self._place: Place | None = None
         self.source = self._source()
         self._streams = compat.streams(trainer().train_dataset)
         self._memory = RowMemory(None if self._streams else self._dataset)
@@ -69,12 +66,7 @@ class Prompts:
     def _source(self) -> PromptSource:
         straddles = self._layout.straddles  # then all processes pick for all groups, each the same
         part, parts = (0, 1) if straddles else (self._layout.rank, self._layout.ranks)
-        return self._source_of(part, parts, self._seed)
-
-    def _source_of(self, part: int, parts: int, seed: int) -> PromptSource:
-        if self._place is None:
-            return PromptSource(self._dataset, seed, part, parts)
-        return OrderedSource(self._dataset, *self._place, part, parts)
+        return PromptSource(self._dataset, self._seed, part, parts)
 
     def lay_out(self, layout: GroupLayout) -> None:
         """Use a new layout of groups from now on: the trainer's batch size has changed."""
@@ -91,9 +83,6 @@ class Prompts:
             HookError: A plugin failed.
         """
         self._batch = batch
-        self._place = self._order.place(self._layout.groups)
-        if self._place is not None:
-            self.source = self._source()
         self.keys = []
         self.present = set()
         self.rows = self._one_a_group(inputs)
@@ -195,10 +184,7 @@ class Prompts:
         rng = np.random.default_rng([self._seed, self._batch, number, group])
         source = self.source
         if self._layout.straddles:  # what was given out before differs between processes
-            seed = int(rng.integers(2**32))
-            source = PromptSource(self._dataset, seed)
-            if self._place is not None:
-                source = self._source_of(group, self._layout.groups, seed)
+            source = PromptSource(self._dataset, int(rng.integers(2**32)))
         present = self.present | {self._key(row) for row in rows}
 
         def new_prompts(count: int, skip: Callable[[Row], bool] | None = None) -> list[Row]:

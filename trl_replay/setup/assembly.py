@@ -85,8 +85,8 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
     )
     prompts = PromptTable() if settings.chooses_prompts else None
     buffer = ReplayBuffer(room.groups, rules, room.nbytes, size, functions, room.seed, prompts)
-    buffer.setup = compat.reward_setup(trainer)
-    buffer.table.reward_weights = buffer.setup.weights
+    buffer.rule = compat.reward_rule(trainer)
+    buffer.table.reward_weights = compat.reward_setup(trainer).weights
     buffer.table.counting = counting
     return Components(
         settings=settings,

@@ -218,8 +218,18 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "is none. Load the model in the same dtype (model_init_kwargs={'dtype': ...}), or set bf16=True."
         )
     yield from _useless(trainer, settings, components)
+    if (
+        settings.config.replay_refill_rounds
+        and settings.config.replay_refill_prompts == "new"
+        and compat.samples_in_order(trainer)
+    ):
+        yield (
+            "New prompts of further rounds are drawn at random, and this trainer samples in an order of its own "
+            "(shuffle_dataset=False, or a sampler): if the order matters, set replay_refill_prompts='same'."
+        )
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
+        yield from _loses_its_file(trainer, settings)
     if settings.config.replay_preset == "sample_efficient" and _parameters(trainer) >= PRETRAINED:
         yield from _far_from_measured(trainer)
     if (
@@ -276,6 +286,20 @@ def _generates_again(trainer: Any, settings: Settings) -> Iterator[str]:
             f"replay_preset='second_run' generates one batch, and num_iterations={iterations} with {length} generates "
             f"another after every {counted(updates, 'update')}: set num_iterations and max_steps both to the number "
             "of updates."
+        )
+
+
+def _loses_its_file(trainer: Any, settings: Settings) -> Iterator[str]:
+    """Yield which settings take the groups of a second run away, which has no others."""
+    config = settings.config
+    ending = {"replay_max_uses": config.replay_max_uses, "replay_max_age": config.replay_max_age}
+    told = [f"{name}={value}" for name, value in ending.items() if value is not None]
+    if trainer.beta and compat.syncs_reference(trainer):
+        told.append(f"sync_ref_model=True (after {trainer.args.ref_model_sync_steps} updates)")
+    if told:
+        yield (
+            f"replay_preset='second_run' trains on the groups of one file, and {' and '.join(told)} ends them: the "
+            "iterations that find none train on the one generated batch again. Leave that out."
         )
 
 

@@ -5,7 +5,7 @@ On processes that share a buffer the columns and the private generator are the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally
 from ..data.plan import EMPTY, Plan
+from ..data.rewards import RewardRule
 from ..data.types import Bools, Groups, Ints
 from ..distributed.decision import Admitted, Decision
 from ..distributed.row_layout import RowLayout
@@ -24,7 +25,6 @@ from ..setup.components import Components
 from ..setup.settings import Settings
 from .fresh_batch import FreshBatch
 from .mixing import Mixing
-from .rejudging import Rejudging
 
 ALL_LIVE = "no group was dead: nothing to replace"
 NONE_CHOSEN = "no group of the batch was replaceable (the selector chose none)"
@@ -43,27 +43,39 @@ class Decisions:
         components ([`Components`]): Of the buffer only the table changes here; payload moves later.
         handshake ([`Handshake`]): Whether the seam has been seen to work.
         settings ([`Settings`]): Limits.
+        reward_rule (`Callable`): Gives the trainer's of now.
 
     Attributes:
         mixing ([`Mixing`]): Decides what rows train with.
     """
 
-    def __init__(self, components: Components, handshake: Handshake, settings: Settings) -> None:
+    def __init__(
+        self, components: Components, handshake: Handshake, settings: Settings, reward_rule: Callable[[], RewardRule]
+    ) -> None:
         self._buffer = components.buffer
         self._hooks = components.hooks
         self._success = components.success
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
         self.mixing = Mixing(components, settings)
-        self._rejudge = Rejudging(components, settings, self.mixing)
+        self._reward_rule = reward_rule
+        self._rule: RewardRule  # as of the last look
+        self._changes: list[str] = []
         self._handshake = handshake
         self._context = components.buffer.context
         self._settings = settings
 
+    def has_other_rule(self) -> bool:
+        """Look at the reward rule: does another one score now than has scored the entries?"""
+        self._rule = self._reward_rule()
+        self._changes = self._buffer.rule_changes(self._rule)
+        return bool(self._changes)
+
     def settle(
         self, pending: PendingGroups | None, rows: RowLayout, generations: Sequence[Groups], tally: Tally
     ) -> Admitted:
-        """Settle the last generation batch's candidates.
+        """Settle the last generation batch's candidates. If another reward rule scored them and the entries, as the
+        first of the processes that share the buffer has found, all of them leave.
 
         Args:
             pending ([`PendingGroups`], *optional*): These, if there are any.
@@ -71,6 +83,9 @@ class Decisions:
             generations (`Sequence[Groups]`): The groups of every generation of the batch at hand.
             tally ([`Tally`]): Counts what happens.
         """
+        changes = self._changes if rows.columns["other_rule"][0] else None
+        self._buffer.score_by(self._rule, changes, tally, tells=rows.first == 0)
+        tally.unread = self._settings.config.replay_warm_start is not None and not self._buffer.warmed
         solved = self._buffer.observe(generations, tally)
         usable, groups = ([], None) if pending is None else pending.admissible(rows.columns, tally)
         if groups is None:
@@ -90,8 +105,6 @@ class Decisions:
         """
         tally = Tally(refilled=fresh.refilled, surplus=fresh.surplus)
         admitted = self.settle(pending, fresh.rows, fresh.generations, tally)
-        self._rejudge(fresh, tally)
-        admitted = admitted.within(self._buffer)
         slots, most = self.select(fresh.groups, tally)
         plan, priorities = self._place(fresh, slots, most, collected_at, tally)
         self._book(fresh.groups, plan, tally)

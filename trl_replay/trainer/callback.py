@@ -58,12 +58,6 @@ class ReplayCallback(TrainerCallback):
         if state.is_world_process_zero:
             write_settings(self.session.config.to_dict(), self.session.trainer.callback_handler.callbacks)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Begin to measure an update."""
-        self.session.pace.update_begins()
-
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -74,7 +68,6 @@ class ReplayCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ratio metrics reach the trainer's metrics before it logs this step."""
-        self.session.pace.update_ends()
         self.session.log_ratios()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NoReturn, TypeAlias
 
 import torch
@@ -136,8 +135,7 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
         return stock(inputs)
     if session.detached:
         return _score_last(session, trainer, stock, inputs)
-    with session.pace.scoring() if trainer.model.training else nullcontext():
-        return _score_batch(session, trainer, stock, inputs)
+    return _score_batch(session, trainer, stock, inputs)
 
 
 def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
@@ -151,8 +149,7 @@ def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inpu
         if session.rebuilds:
             return session.rebuild(stock(session.note_tasks(inputs)))
         inputs = session.begin(inputs) if trains and not paused else inputs
-        with session.pace.generating() if trains else nullcontext():
-            batch = stock(inputs)
+        batch = stock(inputs)
         session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
         if not trains:
             return batch

@@ -17,14 +17,13 @@ from replaying import build, check_batches, check_losses, iterate_corrected, rep
 from support import DEAD, LIVE, LOSSES, Rewards
 
 import trl_replay
-from trl_replay.registry import CORRECTIONS_OF_PAPERS, registry
+from trl_replay.registry import registry
 from trl_replay.testing import CorrectionContract, make_trainer
 
 
 def test_every_correction_is_computed_by_hand() -> None:
     known = {spec.name for plugin, spec in registry().strategies("correction") if plugin.name == "papers"}
     assert known == {*PAPERS, "m2po"}
-    assert {*CORRECTIONS_OF_PAPERS} == known | {"asymre", "oapl"}, "what errors say that this distribution brings"
 
 
 @pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed(PAPERS, [0.1], TWO_LOSSES))

@@ -1,15 +1,18 @@
 """One rank of a launch: every case of tests/distributed/test_scopes.py in turn; results as JSON files."""
 
+import json
 import os
 from unittest import mock
 
 import numpy as np
+import torch
 from methods import INJECTED
 from one_rank import own
 from scripted import LIMITS, build, mixed, run, uneven
+from support import Act
 
 import trl_replay
-from trl_replay.buffer.replay_buffer import ReplayBuffer
+from trl_replay.buffer.replay_buffer import OTHER_RULE, ReplayBuffer
 from trl_replay.strategies import scopes
 from trl_replay.strategies.corrections import ratio
 from trl_replay.strategies.scorers import advantage_std
@@ -137,6 +140,10 @@ def cases(launched):
         )
     for name, rows in (("few groups", 8), ("straddling groups", 6), ("groups enough", 16)):
         yield f"auto, {name}", lambda r=rows: chosen(folder, r)
+    for scope in ("process", "gathered", "sharded"):
+        for name, ranks in (("rank 0", [0]), ("rank 1", [1]), ("all ranks", [0, 1])):
+            yield f"a rule of {name}, {scope}", lambda s=scope, r=ranks: of_other_rule(folder, s, r)
+            yield f"resumed under a rule of {name}, {scope}", lambda s=scope, r=ranks: resumed(launched, s, r)
     yield from failing(folder)
     trl_replay.register(ScopePlugin(), "third_party")
     yield "third party's own", lambda: trained(folder, "whole", replay_scope="third_party/own")
@@ -145,6 +152,49 @@ def cases(launched):
     yield "third party's object", lambda: with_object(folder)
     settings = {"replay_scope": "gathered", "replay_correction": drawing}
     yield "a correction that draws", lambda: trained(folder, "straddling", mixed, **settings)
+
+
+def of_other_rule(folder, scope, ranks):
+    """An attribute of the reward function changes on some ranks after the third update; it has others, such as
+    `first`, which always differ."""
+    trainer = build(folder, 8, 4, often, rank=RANK, max_steps=6)
+    act = {3: lambda: setattr(trainer.reward_funcs[0], "threshold", 1)} if RANK in ranks else {}
+    trainer.add_callback(Act(act))
+    return {**run(trainer, replay_scope=scope, **{**REPLAY, "replay_buffer_size": 30}), **left(trainer)}
+
+
+def resumed(folder, scope, ranks):
+    """The same, changed before training resumes; a file is read on all ranks or on none."""
+    place = folder / f"{scope} {len(ranks)} {ranks[0]}"
+    rows = [
+        {"prompt": "1=", "completion": text, "reward": float(index), "group": group}
+        for group in range(2)
+        for index, text in enumerate("abcd")
+    ]
+    if RANK == 0:
+        place.mkdir(parents=True)
+        (place / "first.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    torch.distributed.barrier()
+    given = {**REPLAY, "replay_scope": scope, "replay_warm_start": str(place / "first.jsonl")}
+    given |= {"replay_buffer_size": 30}
+    settings = {"rank": RANK, "save_strategy": "steps", "save_steps": 2}
+    run(build(place, 8, 4, often, max_steps=2, **settings), **given)
+    trainer = build(place, 8, 4, often, max_steps=4, **settings)
+    if RANK in ranks:
+        trainer.reward_funcs[0].threshold = 1
+    return {**run(trainer, resume=str(place / "checkpoint-2"), **given), **left(trainer)}
+
+
+def left(trainer):
+    """What has left, and what is there."""
+    session = trainer.callback_handler.callbacks[-1].session
+    table = session.buffer.table
+    counted = session.totals.reasons[f"an entry left: {OTHER_RULE}"]
+    return {
+        "left": counted,
+        "oldest": int(table.update[table.origin == 0].min()),
+        "files": int((table.origin > 0).sum()),
+    }
 
 
 def with_object(folder):

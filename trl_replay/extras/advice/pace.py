@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...base.pace import FEWEST_UPDATES
-from ...data.counters import PASSES
 from .logged import DEAD, Log, is_number, numbers
 
+FEWEST_UPDATES = 8
+"""By so many at least a cost is told."""
 STEP_TIME = "step_time"
 """TRL's metric of an update's seconds, generation included."""
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
@@ -57,11 +57,8 @@ def _share(share: float) -> str:
 
 
 def passes_in(log: Log) -> float | None:
-    """Return the median of what replay logged; of a log of TRL's alone, what the steps tell that train on a batch
-    again, which take as long as those that generate, less generation. None where a log tells neither."""
-    told = numbers(log, PASSES)
-    if told:
-        return float(np.median(told))
+    """Return what the steps tell that train on a batch again, which take as long as those that generate, less
+    generation. None where a log has too few of either."""
     timed = [entry for entry in log if is_number(entry.get("step")) and is_number(entry.get(STEP_TIME))]
     generated = numbers([entry for entry in timed if DEAD in entry], STEP_TIME)
     trained = numbers([entry for entry in timed if DEAD not in entry], STEP_TIME)

@@ -124,6 +124,7 @@ class ReplayQueue:
         """
         ends = None if timeout is None else time.monotonic() + timeout
         self.note_version()
+        self._look_at_rule()
         if not self._decides:
             self._let_pass()
         while True:
@@ -154,6 +155,16 @@ class ReplayQueue:
         if version != self._version:
             self._version = version
             self._synced_at = self._clock.update
+
+    def _look_at_rule(self) -> None:
+        """Let stored groups leave that another reward rule scored, with those of their samples that wait here."""
+        rule = compat.reward_rule(self._view)
+        changes = self._buffer.rule_changes(rule)
+        tally = Tally()
+        self._buffer.score_by(rule, changes or None, tally)
+        if changes:
+            self._line = deque(handed for handed in self._line if not handed.replayed)
+            self._count(tally)
 
     def trained(self) -> None:
         """Forget the samples of an update that is done, and that replayed ones would count in an epoch."""

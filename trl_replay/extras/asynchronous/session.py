@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from ... import compat
-from ...base.pace import Pace
 from ...base.progress import KeptErrors
 from ...base.sizes import counted
 from ...batch.stored import logps_dtype
@@ -58,7 +57,6 @@ class AsyncSession:
         self.totals.unit = "updates"
         self.paused = False
         self.detached = False
-        self.pace = Pace()  # its worker generates while it trains: nothing is made of it
         self.reporting = Reporting(weakref.ref(view), components, RunAdvisor())
         self.files: SessionFiles
         alone = TrainerView(view.own, ["reward"])  # the main process alone knows the worker's
@@ -126,6 +124,7 @@ class AsyncSession:
         """At the end of an update: the metrics of the groups that came since the last."""
         if self.queue is None:
             return
+        self.files.warm_start()  # nothing is done, unless its groups have left
         self.queue.note_version()
         window, scored = self.queue.window, self.queue.scored
         if not scored:

@@ -58,6 +58,11 @@ class TrainerView:
         return living(self._trainer)
 
     @property
+    def reward_funcs(self) -> list[Any]:
+        """The worker's reward functions, as far as they can be seen."""
+        return compat.worker_functions(self.own) if self.accelerator.is_main_process else []
+
+    @property
     def trained(self) -> set[int]:
         """Ids of the groups that count in epochs."""
         return compat.trained_groups(self.own)

@@ -135,7 +135,7 @@ def of_checkpoint(folder: str | Path) -> Source:
     return Source(
         entries=entries(),
         tokenizer=tokenizer,
-        reward_functions=first.session["reward_functions"],
+        reward_functions=first.session["reward_rule"][0],
         fingerprint=first.identity.tokenizer,
         task_columns=first.identity.task_columns,
         dataset=DatasetColumns({}),

@@ -69,9 +69,10 @@ class Intake:
         trainer (`trl.GRPOTrainer`): Whose groups they shall be.
         components ([`Components`]): The buffer, who shares it, and what its rows are like.
         may_be_alike (`bool`): Whether groups whose rewards do not differ can be used.
+        offers (`bool`): Whether this process's own buffer is offered groups.
     """
 
-    def __init__(self, trainer: Any, components: Components, may_be_alike: bool) -> None:
+    def __init__(self, trainer: Any, components: Components, may_be_alike: bool, offers: bool) -> None:
         self._trainer = trainer
         self._buffer = components.buffer
         self._fields = components.fields
@@ -81,6 +82,7 @@ class Intake:
         self._rank = int(trainer.accelerator.process_index)
         self._ranks = components.processes
         self._may_be_alike = may_be_alike
+        self._offers = offers
 
     def add(self, reading: Reading) -> int:
         """Add the groups of files or rows; return how many are in the buffer now that were not before."""
@@ -132,12 +134,15 @@ class Intake:
 
         whole: list[OfflineGroup] = []
 
-        def read() -> int:
-            whole.extend(read_groups(self._trainer, self._tasks, reading, tally))
-            return _digest(whole)
+        rule = compat.reward_rule(self._trainer)
 
-        digests = self._run(read)
-        if len(set(digests)) > 1:
+        def read() -> tuple[int, list[str]]:
+            whole.extend(read_groups(self._trainer, self._tasks, reading, tally))
+            return _digest(whole), self._buffer.rule_changes(rule)
+
+        found = self._run(read)
+        self._buffer.score_by(rule, found[0][1] or None, tally, tells=self._rank == 0)
+        if len({digest for digest, _ in found}) > 1:
             raise ReplayError(
                 f"The processes read different groups from {reading.name}: give all of them the same file or rows. "
                 "Nothing was added."
@@ -185,7 +190,7 @@ class Intake:
         """Offer groups to the buffer, or this process's share of them to its own."""
         rank, ranks, division = self._rank, self._ranks, self._division
         numbers = range(len(newcomers)) if division.one_buffer else range(rank, len(newcomers), ranks)
-        if not numbers:
+        if not (numbers and self._offers):
             return Offered({}, 0)
         offered = [newcomers[number] for number in numbers]
         self._buffer.table.reward_weights = compat.reward_setup(self._trainer).weights

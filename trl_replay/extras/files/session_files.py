@@ -32,14 +32,19 @@ class Files:
         self._config = components.settings.config
         self._roll_call = roll_call
 
-    def warm_start(self) -> None:
-        """Fill the buffer from `replay_warm_start`, once in the life of a run."""
+    def warm_start(self, again: bool = False) -> None:
+        """Fill the buffer from `replay_warm_start`, once in the life of a run, and again once its groups have left as
+        those of another reward rule.
+
+        Args:
+            again (`bool`): This process takes part though its own buffer may have them still.
+        """
         config, buffer = self._config, self._components.buffer
         path = config.replay_warm_start
-        if path is None or buffer.warmed:
+        if path is None or (buffer.warmed and not again):
             return
         columns, rescore = config.columns_of_warm_start, config.replay_warm_start_rescore
-        count = self.add(path, config.replay_warm_start_short, columns, rescore)
+        count = self._add(path, config.replay_warm_start_short, columns, rescore, offers=not buffer.warmed)
         if not count and self._trainer().accelerator.is_main_process:
             reasons = "; ".join(buffer.totals.reasons) or "it has no rows"
             warnings.warn(f"replay_warm_start={path!r} added no group: {reasons}.", stacklevel=2)
@@ -50,10 +55,15 @@ class Files:
         require("incomplete", incomplete, choice("refuse", "resample"))
         require("columns", columns, optional(column_names))
         require("rescore", rescore, true_or_false)
+        return self._add(source, incomplete, columns, rescore)
+
+    def _add(
+        self, source: Any, incomplete: str, columns: Mapping[str, str] | None, rescore: bool, offers: bool = True
+    ) -> int:
         if self._components.processes > 1:
             self._roll_call("add", "adding groups to its buffer")
         may_be_alike = self._components.mixes_rows and self._config.replay_advantages != "stored"
-        intake = Intake(self._trainer(), self._components, may_be_alike)
+        intake = Intake(self._trainer(), self._components, may_be_alike, offers)
         return intake.add(Reading(source, incomplete, columns or {}, rescore))
 
     def entry(self, serial: int) -> Entry:
