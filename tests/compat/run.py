@@ -29,9 +29,9 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
     "1.16.0": (),
 }
 FILES = ("assembly", "attachment", "canary", "completion_sources", "dead_groups", "fresh_metrics",
-         "generation_prompts", "generation_rounds", "gradients_by_hand", "idle", "images", "losses_by_hand",
-         "migration", "mixing", "models", "plan_hook", "replay_iterations", "replay_reward", "replayed_groups",
-         "session", "silent_rows", "subclasses")  # fmt: skip
+         "generation_prompts", "generation_rounds", "gradients_by_hand", "idle", "images", "loss_class",
+         "losses_by_hand", "migration", "mixing", "models", "plan_hook", "replay_iterations", "replay_reward", "replayed_groups",
+         "session", "silent_rows", "subclasses", "users_losses")  # fmt: skip
 
 
 def paths_of(name: str) -> list[str]:
@@ -135,6 +135,7 @@ def execute(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs an environment's Python; the wheel is imported and not the working tree."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables["TRITON_INTERPRET"] = "1"  # Triton's kernels run on the CPU
+    variables["TRL_REPLAY_ALL_LOSSES"] = "1"
     command = [str(python), "-P", *arguments]
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
 
