@@ -521,7 +521,8 @@ class Session:
         trainer = self.trainer
         denominator = Denominator(compat.denominator(trainer), factor, compat.bonus_over_items(trainer))
         ids = self.tap.expect(flags, candidates, placements, denominator, composed["advantages"])
-        with_count = count_items(composed, total, size)
+        told = int(fresh.rows.columns["told_items"][0]) if denominator.kind == "items" else None
+        with_count = count_items(composed, total, size, told)
         return with_reference({**with_count, ROWS: ids}, reference_of(fresh, plan))
 
     def add(

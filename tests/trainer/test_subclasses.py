@@ -502,3 +502,29 @@ def test_40_rewards_that_explain_a_batch_alike_but_are_not_the_same_are_refused(
     script = Rewards([DEAD, DEAD, DEAD], [[1.0] * 4, DEAD, DEAD])
     trainer = make_trainer(tmp_path, script, trainer_class=ScoringOthersToo, max_steps=1)
     assert len(check_refused(trainer, "match 2 of the results").buffer) == 0
+
+
+class LiveTokens(Spy):
+    """Leaves the tokens of dead groups out of the batch's token count."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        live = batch["advantages"].view(-1, 4).ne(0).any(1).repeat_interleave(4)
+        counted = (batch["completion_mask"] * live[:, None]).sum()
+        return {**batch, "num_items_in_batch": counted.to(batch["num_items_in_batch"])}
+
+
+def test_188_a_token_count_by_another_rule_is_refused_where_the_loss_divides_by_it(made):
+    """Replay would add a difference of tokens to what counts something else: 3 stood for 24."""
+    trainer = made(LiveTokens, loss_type="dapo")
+    trl_replay.attach(trainer, replay_start=0)
+    with pytest.raises(trl_replay.SeamError, match="num_items_in_batch of the scored batch is"):
+        trainer.train()
+    assert trainer.state.global_step == 1, "before an update with such a batch"
+
+
+def test_188_a_token_count_by_another_rule_is_none_of_replays_where_the_loss_goes_by_rows(made):
+    trainer = made(LiveTokens, loss_type="grpo")
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0

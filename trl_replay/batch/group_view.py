@@ -36,7 +36,9 @@ RELATIVE_TOLERANCE = 1e-5
 TINY, OUTLIER = 1e-6, 1e3
 """Shaped advantages of the first share of the batch's largest, or less, are 0: float32 noise is a tenth of it. What is
 above the second times the usual size counts no further, or one such group would make nothing of all others."""
-WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "changed", "other_rule")
+WHOLE_COLUMNS = (
+    "lengths", "trainable", "items", "told_items", "images", "prompt", "recorded", "nbytes", "changed", "other_rule",
+)  # fmt: skip
 """Columns of whole numbers, shared by scopes."""
 
 
@@ -54,7 +56,8 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
     _, lengths = row_lengths(batch, fields.pad_token_id)
     trainable = loss_mask(batch).ne(0).sum(dim=1)
     items = compat.counted_items(batch, lengths, trainable)
-    found = fetch({"advantages": advantages, "lengths": lengths, "trainable": trainable, "items": items})
+    told = batch.get("num_items_in_batch", items.sum())
+    found = fetch({"advantages": advantages, "lengths": lengths, "trainable": trainable, "items": items, "told": told})
     if bool(found["advantages"].isinf().any()):
         raise BatchError(
             "In a row, some trained tokens have finite advantages and others do not: to mask the row, set NaN for "
@@ -66,6 +69,7 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
         "lengths": _whole(found["lengths"]),
         "trainable": _whole(found["trainable"]),
         "items": _whole(found["items"]),
+        "told_items": np.full(len(rows), int(found["told"])),
         "images": images_per_row(batch),
         "prompt": tasks,
     }

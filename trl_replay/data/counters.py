@@ -38,6 +38,7 @@ class Tally:
     """Counters of one generation batch on one rank, summed over ranks before metrics are computed.
 
     Attributes:
+        items (`float`): Trainable tokens of the batch as TRL scored it.
         items_delta (`float`): Trainable tokens put in, less those taken out or masked.
         groups, dead_after, replaced (`float`): Groups of the batch; dead after replay; replaced.
         generated, dead (`float`): Groups generated for it, those of all rounds; dead ones among them.
@@ -61,6 +62,7 @@ class Tally:
         age, uses, score (`float`): Sums over the entries that gave a row.
     """
 
+    items: float = 0
     items_delta: float = 0
     groups: float = 0
     generated: float = 0

@@ -222,7 +222,8 @@ class Decisions:
         before, advantages = _teaches_nothing(plan, groups), plan.advantages.copy()
         self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens)
         items = np.where(plan.masked, 0, plan.column(table.row_items, groups.items))
-        tally.items_delta = float(items.sum() - groups.items.sum())
+        tally.items = float(groups.items.sum())
+        tally.items_delta = float(items.sum()) - tally.items
         whole = plan.masked.all(axis=1)
         zeroed = ((plan.advantages == 0) & (advantages != 0)).any(axis=1)
         nothing = _teaches_nothing(plan, groups, zeroed)

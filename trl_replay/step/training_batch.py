@@ -15,7 +15,7 @@ from ..data.plan import FRESH, Plan
 from ..data.types import Batch, Bools, Floats, Group, Groups, Placement
 from ..distributed.decision import Decision
 from ..distributed.row_layout import RowLayout
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, SeamError
 from ..loss.micro_batch import COMPOSED, EXCLUDED, SILENT, WITHOUT_KL
 from ..setup.components import Components
 from .fresh_batch import FreshBatch
@@ -118,11 +118,27 @@ def row_factor(total: Mapping[str, float], size: int) -> float:
     return rows / left if left else 1.0
 
 
-def count_items(batch: Batch, total: Mapping[str, float], size: int) -> Batch:
-    """The composed batch with its token count corrected by what all ranks exchanged and left out."""
+def count_items(batch: Batch, total: Mapping[str, float], size: int, told: int | None) -> Batch:
+    """The composed batch with its token count corrected by what all ranks exchanged and left out.
+
+    Args:
+        batch (`dict`): Composed.
+        total (`Mapping[str, float]`): Counters of all ranks.
+        size (`int`): Rows of a group.
+        told (`int`, *optional*): The token count of the batch as it was scored, where the loss divides by it.
+
+    Raises:
+        SeamError: It counts something else than the tokens that train.
+    """
     masked = total["excluded"] * size + total["masked"]
     if not total["items_delta"] or masked == total["groups"] * size:
         return batch
+    if told is not None and told != total["items"] and not total["refilled"]:
+        raise SeamError(
+            f"num_items_in_batch of the scored batch is {told}, and its rows have {total['items']:.0f} tokens that "
+            "train: replay can't tell what it would be with other rows. Leave the count as TRL made it and change the "
+            "loss instead, or train without replay: use_replay=False."
+        )
     items = batch["num_items_in_batch"]
     change = torch.as_tensor(total["items_delta"], dtype=items.dtype, device=items.device)
     counted = items + change
