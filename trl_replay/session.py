@@ -14,7 +14,7 @@ from typing import Any
 
 from . import compat
 from .base.sizes import counted
-from .base.weights import fingerprint
+from .base.weights import changes_in_place, fingerprint
 from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule
@@ -128,7 +128,10 @@ class Session:
         self._repetition_told = False
         self.files: SessionFiles
         self.reporting = Reporting(self._trainer, components, advisor)
-        self.reference = self._reference_now() if enabled else ""
+        self.reference = ""
+        self._reference_changes = 0
+        if enabled:
+            self._look_at_reference()
 
     @property
     def settings(self) -> Settings:
@@ -653,12 +656,15 @@ class Session:
     def has_other_reference(self) -> bool:
         """Look at the reference model: has it changed since the last look? A callback may copy the policy into it, or
         put another one in its place. While none is used, the last one counts."""
-        before, now = self.reference, self._reference_now()
-        self.reference = now or before
-        return self.reference != before
+        before, changes = self.reference, self._reference_changes
+        self._look_at_reference()
+        return before != self.reference or changes != self._reference_changes
 
-    def _reference_now(self) -> str:
-        return fingerprint(compat.reference_parameters(self._trainer()))
+    def _look_at_reference(self) -> None:
+        parameters = compat.reference_parameters(self._trainer())
+        self.reference = fingerprint(parameters) or self.reference
+        is_model = getattr(self._trainer(), "ref_model", None) is not None  # vLLM's adapters are merged in place
+        self._reference_changes = changes_in_place(parameters) if is_model else 0
 
     def forget_reference(self) -> None:
         """Groups that hold the reference's log-probs leave; those that wait are refused."""

@@ -30,8 +30,8 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
 }
 FILES = ("assembly", "attachment", "canary", "completion_sources", "dead_groups", "fresh_metrics",
          "generation_prompts", "generation_rounds", "gradients_by_hand", "idle", "images", "loss_class",
-         "losses_by_hand", "migration", "mixing", "models", "plan_hook", "replay_iterations", "replay_reward", "replayed_groups",
-         "session", "silent_rows", "subclasses", "users_losses")  # fmt: skip
+         "losses_by_hand", "migration", "mixing", "models", "plan_hook", "replay_iterations", "replay_reward",
+         "replayed_groups", "session", "silent_rows", "subclasses", "users_losses")  # fmt: skip
 
 
 def paths_of(name: str) -> list[str]:

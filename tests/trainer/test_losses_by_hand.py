@@ -13,8 +13,9 @@ import torch
 from releases import since
 from replaying import build, check_losses, loadable_model, replay
 from scenarios import SCRIPT, Scenario, follow, train
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Act, Rewards
 
+import trl_replay
 from trl_replay.testing import make_tokenizer
 
 
@@ -125,6 +126,20 @@ def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(t
     assert not any(watch.slots[3:]), "all that was stored was from before it"
     assert "reference log-probs are another reference model's: it changed since" in session.explain()
     assert len(session.buffer) == 0, "stale entries take no room"
+
+
+def test_188_one_row_of_the_reference_that_is_changed_in_place_is_seen(tmp_path: Any) -> None:
+    trainer = build(tmp_path, Rewards(*SCRIPT), model=loadable_model(tmp_path), beta=0.1, max_steps=4)
+    session = trl_replay.attach(trainer, replay_start=0)
+
+    def change() -> None:
+        with torch.no_grad():
+            trainer.ref_model.lm_head.weight[3] += 0.5
+
+    trainer.add_callback(Act({2: change}))
+    trainer.train()
+    assert session.buffer.table.update.min() >= 2, "nothing of before is left"
+    assert "reference log-probs are another reference model's: it changed since" in session.explain()
 
 
 def test_a_candidate_of_a_window_with_a_sync_is_refused_and_counted(tmp_path: Any) -> None:

@@ -12,6 +12,7 @@ from trl_replay.buffer import Newcomer, ReplayBuffer, Rules
 from trl_replay.data.counters import Tally
 from trl_replay.data.fields import PIXELS
 from trl_replay.data.types import FROM_FILE, FROM_POLICY
+from trl_replay.errors import ReplayError
 from trl_replay.testing import make_groups
 
 LIVE, DEAD = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
@@ -64,6 +65,41 @@ def test_a_group_that_alone_is_too_large_is_refused():
     buffer, tally = ReplayBuffer(8, max_bytes=2000, size=4), Tally()
     assert buffer.extend(make_groups([LIVE, LIVE]), [Newcomer(5, 10**6), Newcomer(6, 10)], tally) == {6}
     assert tally.reasons == {"a group was refused: it alone is larger than replay_max_bytes": 1}
+
+
+def test_188_rewards_in_one_newcomer_are_not_given_to_others():
+    buffer = buffer_of()
+    groups = make_groups([LIVE, [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    own = np.full((4, 1), 0.5)
+    newcomers = [Newcomer(serial, rewards=own if serial == 1 else None) for serial in buffer.take_serials(3)]
+    buffer.extend(groups, newcomers)
+    assert buffer.table.row_rewards[:, :, 0].tolist() == [LIVE, [0.5] * 4, [0.0, 0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize("serials", [(3, 3), (0, 4)])
+def test_188_a_serial_that_comes_twice_is_refused(serials):
+    buffer = buffer_of()
+    buffer.extend(live())
+    with pytest.raises(ReplayError, match=r"comes twice or belongs to an entry: take new ones from take_serials\(\)"):
+        buffer.extend(make_groups([LIVE, LIVE]), [Newcomer(serial) for serial in serials])
+    assert len(buffer) == 1
+
+
+def test_188_a_buffer_whose_evictor_fails_holds_what_it_held_before():
+    def failing(table, context):
+        raise ValueError("no rank")
+
+    buffer = buffer_of(2, evictor=failing)
+    buffer.extend(make_groups([LIVE, LIVE]))
+    with pytest.raises(Exception, match="no rank"):
+        buffer.extend(live())
+    assert buffer.table.serial.tolist() == [0, 1]
+
+
+def test_188_a_reward_that_no_gradient_bears_is_refused():
+    buffer, tally = buffer_of(), Tally()
+    assert buffer.extend(make_groups([[1e30, 0.0, 0.0, 0.0], LIVE]), tally=tally) == {1}
+    assert next(iter(tally.reasons)).startswith("a group was refused: its reward is larger than 1e+09")
 
 
 def test_rows_that_failed_are_masked_and_count_nowhere():

@@ -35,6 +35,14 @@ def fingerprint(parameters: Iterable[Any]) -> str:
     return hashed.hexdigest()
 
 
+def changes_in_place(parameters: Iterable[Any]) -> int:
+    """How often torch has seen parameters being changed in place, of those that no engine shards: it sees one row of a
+    matrix, which a sample may leave out."""
+    import torch
+
+    return sum(one._version for one in parameters if type(one) is torch.nn.Parameter and not hasattr(one, "ds_id"))
+
+
 def _local(parameter: Any) -> Any:
     """What this process has of a parameter: of one that FSDP 2 or DeepSpeed's ZeRO 3 shards, its part."""
     sharded = getattr(parameter, "ds_tensor", None)

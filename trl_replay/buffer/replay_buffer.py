@@ -18,12 +18,14 @@ from ..data.counters import HELD_BACK, Tally, Totals
 from ..data.prompt_table import PromptTable
 from ..data.rewards import RewardRule
 from ..data.table import Table
-from ..data.types import FROM_POLICY, NONE, Bools, Context, Floats, Group, Groups, Ints
+from ..data.types import FROM_POLICY, LARGEST_ADVANTAGE, NONE, Bools, Context, Floats, Group, Groups, Ints
+from ..errors import ReplayError
 from .rules import Rules
 from .store import Store
 
 SOLVED = "its prompt is solved (replay_retire_passes)"
 NOT_FINITE = "a trainable token's log-prob is not finite"
+TOO_LARGE = f"its reward is larger than {LARGEST_ADVANTAGE:g}, which no gradient of float32 bears"
 OTHER_RULE = "another reward rule scored it"
 MANY_RULES = 3
 RULE_CHANGED = "Another reward rule than the present one scored the groups in the replay buffer, and they leave"
@@ -258,6 +260,9 @@ class ReplayBuffer:
 
         Returns:
             The serials of those that stayed. Payload that did not come with them is due by `receive`.
+
+        Raises:
+            ReplayError: A serial comes twice, or belongs to an entry.
         """
         tally = Tally() if tally is None else tally
         if newcomers is None:
@@ -266,10 +271,16 @@ class ReplayBuffer:
         groups = _with_failed_masked(groups)
         known = groups.origin != FROM_POLICY
         serials = np.array([newcomer.serial for newcomer in newcomers], np.int64)
+        if len(np.unique(serials)) < len(serials) or np.isin(serials, self.table.serial).any():
+            raise ReplayError(
+                f"Groups were offered with the serials {serials.tolist()}, of which one comes twice or belongs to an "
+                "entry: take new ones from take_serials()."
+            )
         refused = {
             OTHER_RULE: serials < self.scored_from,
             "it has no trainable token": ~groups.trains.any(axis=1),
             NOT_FINITE: known & ~np.isfinite(_logps(groups)).all(axis=1),
+            TOO_LARGE: (np.nan_to_num(np.abs(groups.total)) > LARGEST_ADVANTAGE).any(axis=1),
             SOLVED: np.isin(groups.prompt, solved),
         }
         due = _left(len(groups), refused, tally)
@@ -294,15 +305,18 @@ class ReplayBuffer:
             "keys": np.array([store.keyset(newcomer.keys) for newcomer in newcomers], np.int64),
             "owner": np.array([newcomer.owner for newcomer in newcomers], np.int64),
         }
-        rewards = [newcomer.rewards for newcomer in newcomers if newcomer.rewards is not None]
+        rewards = [
+            own if newcomer.rewards is None else newcomer.rewards
+            for own, newcomer in zip(groups.rewards, newcomers, strict=True)
+        ]
         columns = _columns(groups, np.stack(rewards) if rewards else groups.rewards)
         rows = store.append({**told, **columns}, context.rng)
         try:
             hooks.admitted(self.table, rows, groups, context)
+            left = self.trim()
         except Exception:
-            store.forget(rows)
+            store.forget(self.table.rows_of(serials))
             raise
-        left = self.trim()
         there = self.table.rows_of(serials) >= 0
         stayed = {newcomer.serial: newcomer.payload for newcomer in itertools.compress(newcomers, there)}
         outranked = len(newcomers) - len(stayed)
