@@ -633,6 +633,18 @@ def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
     return loader.dataset, loader.collate_fn
 
 
+def why_rows_cant_be_asked(trainer: Any) -> str:
+    """Return why nobody can ask the trainer's dataset whether it still has a row; empty if it can be asked."""
+    dataset = getattr(trainer, "train_dataset", None)
+    if has_environments(trainer):
+        return "environments name tasks when they are reset"
+    if dataset is None or streams(dataset):
+        return "it is a stream"
+    if (getattr(dataset, "format", None) or {}).get("type") == "custom":
+        return "it has a transform (set_transform)"
+    return ""
+
+
 def samples_in_order(trainer: Any) -> bool:
     """Return whether the trainer's prompts come in an order that somebody chose: that of the dataset, or of a sampler
     other than TRL's."""

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from methods import EVERY_GROUP
+from replaying import build as trainer_of
 from resuming import (
     Curriculum,
     build,
@@ -29,6 +31,7 @@ from trl import GRPOTrainer
 import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.checkpoint import format as saved
+from trl_replay.checkpoint.session_state import GONE
 from trl_replay.distributed import communicator
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
@@ -461,3 +464,42 @@ def test_groups_of_another_precision_are_replayed_as_they_were_saved(tmp_path, t
     held = {str(session.buffer.load(s).tensors["old_per_token_logps"].dtype) for s in session.buffer.held()}
     assert held == {"torch.float32", "torch.bfloat16"}
     assert session.totals.counters["replaced"] > 0
+
+
+ROWS = tuple({"prompt": prompt, "label": prompt[0]} for prompt in ("1=", "12=", "123+4="))
+CHANGED = {
+    "as it was": ROWS,
+    "a row is gone": ROWS[1:],
+    "a label was corrected": ({**ROWS[0], "label": "7"}, *ROWS[1:]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_188_groups_whose_row_is_no_longer_in_the_dataset_leave_when_training_resumes(tmp_path, change):
+    live = Rewards([LIVE, LIVE, LIVE])
+    saved = trainer_of(tmp_path, live, ROWS, max_steps=4, save_strategy="steps", save_steps=4)
+    trl_replay.attach(saved, replay_scorer="constant")
+    saved.train()
+    trainer = trainer_of(tmp_path, live, CHANGED[change], max_steps=4)
+    session = trl_replay.attach(trainer, replay_scorer="constant")
+    kept = {session.components.tasks.key(row) for row in CHANGED[change]}
+    told = pytest.warns(UserWarning, match="of the dataset that it was generated for is gone")
+    with told if change != "as it was" else nullcontext():
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    stored = set(session.buffer.table.prompt.tolist())
+    assert stored
+    assert stored <= kept
+    assert (GONE in session.explain()) == (change != "as it was")
+
+
+def test_188_a_dataset_that_can_not_be_asked_is_said_so_when_training_resumes(tmp_path):
+    live = Rewards([LIVE, LIVE, LIVE])
+    saved = trainer_of(tmp_path, live, ROWS, max_steps=4, save_strategy="steps", save_steps=4)
+    trl_replay.attach(saved)
+    saved.train()
+    trainer = trainer_of(tmp_path, live, ROWS, max_steps=4)
+    trainer.train_dataset.set_transform(lambda batch: batch)
+    session = trl_replay.attach(trainer)
+    with pytest.warns(UserWarning, match=r"can't be told: it has a transform \(set_transform\)"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert len(session.buffer)

@@ -484,6 +484,11 @@ class ReplayBuffer:
         """Drop the entries that hold the batch key `key`; return their number."""
         return self._store.forget_with(key)
 
+    def forget_tasks(self, tasks: Sequence[int]) -> int:
+        """Drop this run's entries of these tasks; return their number."""
+        table = self.table
+        return self._store.forget(np.flatnonzero(np.isin(table.prompt, tasks) & (table.origin == 0)))
+
     def forget_longer(self, most: float) -> int:
         """Drop the entries with a completion of more than `most` tokens; return their number."""
         return self._store.forget(np.flatnonzero((self.table.row_length > most).any(axis=1)))

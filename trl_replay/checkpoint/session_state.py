@@ -19,6 +19,7 @@ from ..data.rewards import RewardRule
 from ..data.types import Group, Groups
 from ..distributed.roll_call import RollCall
 from ..errors import CheckpointError, MismatchError
+from ..generation.dataset_rows import Dataset
 from ..protocols import SessionLike
 from ..setup import assembly
 from ..setup.components import Components
@@ -37,6 +38,7 @@ IDENTITY_LABELS = {
     "task_columns": "replay_task_columns",
 }
 """Facts of [`Identity`] that must be the same, and what an error calls them."""
+GONE = "the row of the dataset that it was generated for is gone or has other columns now"
 LONGER = "a completion is longer than max_completion_length"
 
 
@@ -249,6 +251,8 @@ class RankPart:
         if changes:
             tally.retire(len(states[self._rank % len(states)].columns["serial"]), OTHER_RULE)
             states = [state.without_groups(rule) for state in states]
+        gone = sorted({task for state in states for task in self._gone(state)})
+        states = [state if state.pending is None else self._without(state, gone) for state in states]
         mine = states[self._rank % len(states)]
         if mine.identity.layout == self.identity().layout:
             self._apply_own(mine)
@@ -258,6 +262,7 @@ class RankPart:
         self._buffer.totals.add(tally, batches=0)
         self._session.resumed(mine.session)
         self._forget_longer(mine)  # of candidates that other ranks left
+        self._forget_gone(gone)
         written = files.rank_folder(folder, mine.rank)
         self._components.hooks.load(self._session, written / files.PLUGINS)
 
@@ -307,6 +312,42 @@ class RankPart:
         dropped = self._buffer.forget_longer(most)
         if dropped:
             self._buffer.totals.reasons[f"an entry was dropped: {LONGER}={most}"] += dropped
+
+    def _gone(self, state: RankState) -> list[int]:
+        """The tasks of this run's groups that are no longer in the dataset: their row is gone, or a column of it, such
+        as the label, is another."""
+        columns = state.columns
+        stored = set(columns["prompt"][columns["origin"] == 0].tolist())
+        stored |= set() if state.pending is None else set(state.pending.groups.prompt.tolist())
+        stored = {task for task in stored if task > 0}  # others are no row's
+        why_not = compat.why_rows_cant_be_asked(self._trainer) if stored else ""
+        if why_not:
+            self._tell(f"Whether the tasks of stored groups are still in the dataset can't be told: {why_not}.")
+        if why_not or not stored:
+            return []
+        dataset = Dataset(lambda: compat.training_data(self._trainer), self._components.tasks.key)
+        for row in dataset:
+            stored.discard(dataset.key(row))
+            if not stored:
+                break
+        return sorted(stored)
+
+    def _forget_gone(self, tasks: Sequence[int]) -> None:
+        dropped = self._buffer.forget_tasks(tasks)
+        if dropped:
+            self._buffer.totals.reasons[f"an entry was dropped: {GONE}"] += dropped
+            self._tell(f"{dropped} stored groups left the replay buffer: {GONE}.")
+
+    def _tell(self, text: str) -> None:
+        if self._rank == 0:
+            warnings.warn(text, stacklevel=2)
+
+    def _without(self, state: RankState, tasks: Sequence[int]) -> RankState:
+        """The state without candidates of these tasks."""
+        assert state.pending is not None
+        prompts = state.pending.groups.prompt
+        left = [one for one in state.pending.candidates if int(prompts[one.slot]) not in tasks]
+        return replace(state, pending=replace(state.pending, candidates=left))
 
     def _fitting(self, pending: PendingGroups, mine: RankState) -> PendingGroups:
         """Return the candidates that are not longer."""
