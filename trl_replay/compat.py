@@ -645,6 +645,12 @@ def why_rows_cant_be_asked(trainer: Any) -> str:
     return ""
 
 
+def longest_completion(trainer: Any) -> float:
+    """Return how many tokens a completion may have now; a callback may change that."""
+    most = getattr(trainer, "max_completion_length", None)
+    return float("inf") if most is None else float(most)
+
+
 def samples_in_order(trainer: Any) -> bool:
     """Return whether the trainer's prompts come in an order that somebody chose: that of the dataset, or of a sampler
     other than TRL's."""

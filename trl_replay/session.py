@@ -15,9 +15,9 @@ from typing import Any
 from . import compat
 from .base.sizes import counted
 from .base.weights import changes_in_place, fingerprint
-from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
+from .batch.candidates import LONGER, STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
-from .batch.group_view import AdvantageRule
+from .batch.group_view import REFERENCE, RULE, AdvantageRule
 from .data.counters import SETTLED, Tally
 from .data.prompt_table import PromptTable
 from .data.types import Batch, Entry, Group, Placement, Row
@@ -130,6 +130,7 @@ class Session:
         self.reporting = Reporting(self._trainer, components, advisor)
         self.reference = ""
         self._reference_changes = 0
+        self._longest = compat.longest_completion(trainer)
         if enabled:
             self._look_at_reference()
 
@@ -524,7 +525,7 @@ class Session:
         trainer = self.trainer
         denominator = Denominator(compat.denominator(trainer), factor, compat.bonus_over_items(trainer))
         ids = self.tap.expect(flags, candidates, placements, denominator, composed["advantages"])
-        told = int(fresh.rows.columns["told_items"][0]) if denominator.kind == "items" else None
+        told = fresh.rows.told_items if denominator.kind == "items" else None
         with_count = count_items(composed, total, size, told)
         return with_reference({**with_count, ROWS: ids}, reference_of(fresh, plan))
 
@@ -644,14 +645,26 @@ class Session:
         """Share the columns of `count` rows of this process, and of the last batch's candidates, which are returned,
         and whether the reward rule is another one. If the reference model of any process has changed since the last
         batch, groups that hold its log-probs leave everywhere, those that wait included."""
-        changed = other_rule = False
+        self._forget_longer()
+        changed = 0
         with self.components.errors.keeping():
-            changed = self.has_other_reference()
-            other_rule = self.decisions.has_other_rule()
-        rows = self.communicator.share(batch, count, self.carry.pending, changed, other_rule)
-        if rows.columns["changed"].any():
+            changed = (REFERENCE * self.has_other_reference()) | (RULE * self.decisions.has_other_rule())
+        rows = self.communicator.share(batch, count, self.carry.pending, changed)
+        if (rows.columns["changed"] & REFERENCE).any():
             self.forget_reference()
         return self.carry.take(), rows
+
+    def _forget_longer(self) -> None:
+        """Groups leave that are longer than completions may be now, if that is less than before."""
+        before, self._longest = self._longest, compat.longest_completion(self._trainer())
+        if self._longest >= before:
+            return
+        dropped = self.buffer.forget_longer(self._longest)
+        pending = self.carry.pending
+        if pending is not None:
+            self.carry.pending, refused = pending.up_to(self._longest)
+            dropped += refused
+        self.totals.reasons[f"an entry was dropped: {LONGER}={self._longest:.0f}"] += dropped
 
     def has_other_reference(self) -> bool:
         """Look at the reference model: has it changed since the last look? A callback may copy the policy into it, or

@@ -659,3 +659,16 @@ def test_groups_that_another_reward_rule_of_the_worker_scored_leave_the_queue_an
     later = {tuple(sample.input_ids.tolist()) for sample in run.given[at.returned :]}
     assert run.replayed
     assert not later & set(before), "what is given later was given by no earlier rule"
+
+
+def test_188_clear_forgets_open_groups_and_replayed_samples_that_wait(queued):
+    run, samples = queued(nothing), samples_of(0, LIVE)
+    run.worker.waiting += samples[:2]
+    for _ in range(2):
+        run.queue._receive(0.0)
+    run.session.clear()
+    run.worker.waiting += samples[2:]
+    run.get(4)
+    run.ends()
+    assert [id(sample) for sample in run.given] == [id(sample) for sample in samples], "they pass"
+    assert len(run.session.buffer) == 0, "and are not stored"

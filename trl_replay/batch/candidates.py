@@ -17,6 +17,7 @@ from ..data.counters import Tally
 from ..data.types import Group, Groups
 from .stored import fill_missing, trainable_sums
 
+LONGER = "a completion is longer than max_completion_length"
 STALE = "its reference log-probs are another reference model's: it changed since, or is not that of the checkpoint"
 
 
@@ -121,6 +122,11 @@ class PendingGroups:
         """These, marked as stale if one holds `key`: what its values were computed with has changed since."""
         held = any(key in candidate.keys for candidate in self.candidates)
         return replace(self, stale=self.stale or held)
+
+    def up_to(self, longest: float) -> tuple[PendingGroups, int]:
+        """These, without groups that have a longer completion, and the number of those."""
+        fitting = [one for one in self.candidates if self.groups.lengths[one.slot].max() <= longest]
+        return replace(self, candidates=fitting), len(self.candidates) - len(fitting)
 
     def since(self, serial: int) -> PendingGroups:
         """These, without those of lower serial numbers."""

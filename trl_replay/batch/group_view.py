@@ -36,10 +36,12 @@ RELATIVE_TOLERANCE = 1e-5
 TINY, OUTLIER = 1e-6, 1e3
 """Shaped advantages of the first share of the batch's largest, or less, are 0: float32 noise is a tenth of it. What is
 above the second times the usual size counts no further, or one such group would make nothing of all others."""
-WHOLE_COLUMNS = (
-    "lengths", "trainable", "items", "told_items", "images", "prompt", "recorded", "nbytes", "changed", "other_rule",
-)  # fmt: skip
+WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "changed")
 """Columns of whole numbers, shared by scopes."""
+TOLD_ITEMS = "told_items"
+"""Column of `num_items_in_batch`, which all processes know."""
+REFERENCE, RULE = 1, 2
+"""What a process has found to be another than before, in the column `changed`."""
 
 
 def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> dict[str, NDArray[Any]]:
@@ -69,7 +71,7 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
         "lengths": _whole(found["lengths"]),
         "trainable": _whole(found["trainable"]),
         "items": _whole(found["items"]),
-        "told_items": np.full(len(rows), int(found["told"])),
+        TOLD_ITEMS: np.full(len(rows), int(found["told"])),
         "images": images_per_row(batch),
         "prompt": tasks,
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import compat
-from ..batch.candidates import PendingGroups
+from ..batch.candidates import LONGER, PendingGroups
 from ..batch.stored import logps_dtype
 from ..buffer.replay_buffer import OTHER_RULE
 from ..data.counters import Tally
@@ -39,7 +39,6 @@ IDENTITY_LABELS = {
 }
 """Facts of [`Identity`] that must be the same, and what an error calls them."""
 GONE = "the row of the dataset that it was generated for is gone or has other columns now"
-LONGER = "a completion is longer than max_completion_length"
 
 
 class Saved(SessionLike, Protocol):
@@ -352,10 +351,10 @@ class RankPart:
     def _fitting(self, pending: PendingGroups, mine: RankState) -> PendingGroups:
         """Return the candidates that are not longer."""
         most, tally = self._longest(mine), Tally()
-        fitting = [one for one in pending.candidates if pending.groups.lengths[one.slot].max() <= most]
-        tally.refuse(len(pending.candidates) - len(fitting), f"{LONGER}={most}")
+        fitting, longer = pending.up_to(most)
+        tally.refuse(longer, f"{LONGER}={most}")
         self._buffer.totals.add(tally, batches=0)
-        return replace(pending, candidates=fitting)
+        return fitting
 
     def empty(self) -> None:
         """Forget entries and candidates: training resumes with an empty buffer."""

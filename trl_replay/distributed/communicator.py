@@ -10,7 +10,7 @@ import numpy as np
 
 from ..batch.candidates import PendingGroups
 from ..batch.compose import check, join, take_rows
-from ..batch.group_view import blank, describe, with_environments
+from ..batch.group_view import TOLD_ITEMS, blank, describe, with_environments
 from ..data.counters import COUNTERS, Tally
 from ..data.tasks import task_of_group
 from ..data.types import Batch, Floats, Group, Ints
@@ -74,14 +74,7 @@ class Communicator:
         self.ranks = components.processes
         self.shares = 0
 
-    def share(
-        self,
-        batch: Batch | None,
-        count: int,
-        pending: PendingGroups | None,
-        changed: bool = False,
-        other_rule: bool = False,
-    ) -> RowLayout:
+    def share(self, batch: Batch | None, count: int, pending: PendingGroups | None, changed: int = 0) -> RowLayout:
         """Share row columns of the fresh batch and of the last batch's candidates among all processes.
 
         A process whose batch can't be described shares blank columns, so that the others need not wait for it, and
@@ -91,15 +84,13 @@ class Communicator:
             batch (`dict`, *optional*): As TRL returned it; None at the end of training.
             count (`int`): Rows of this process's batches.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
-            changed (`bool`): Whether the reference model has changed here.
-            other_rule (`bool`): Whether another reward rule than here now has scored the buffer's entries.
+            changed (`int`): What is another than before here: `REFERENCE`, `RULE`, or both.
 
         Returns:
             Where the rows lie.
         """
         local = blank(self.rank * count, count)
         local["changed"][:] = changed
-        local["other_rule"][:] = other_rule
         with self._errors.keeping():
             if pending is not None:
                 local |= pending.describe(count)
@@ -145,7 +136,7 @@ class Communicator:
         """Share columns; return the layout of the rows of all processes, each with its group's task."""
         size = self._components.num_generations
         update = self._buffer.clock.update
-        shared: Columns = self._components.scope.share(local)
+        shared: Columns = self._components.scope.share({name: of for name, of in local.items() if name != TOLD_ITEMS})
         self.shares += 1
         prompt = task_of_group(shared["prompt"], shared["row"], size, update, self.shares)
         return RowLayout({**shared, "prompt": prompt}, local, size)

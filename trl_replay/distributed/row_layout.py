@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..batch.group_view import TOLD_ITEMS
 from ..data.fields import PIXELS
 from ..data.plan import Plan
 from ..data.table import Table
@@ -49,6 +50,7 @@ class RowLayout:
         size (`int`): Rows of a group.
         count (`int`): Rows of each process.
         first (`int`): Index of this process's first row among those of all processes.
+        told_items (`int`, *optional*): `num_items_in_batch`, as it was scored.
     """
 
     def __init__(self, columns: Mapping[str, NDArray[Any]], local: Mapping[str, NDArray[Any]], size: int) -> None:
@@ -56,6 +58,7 @@ class RowLayout:
         self.size = size
         self.count = len(local["row"])
         self.first = int(local["row"][0])
+        self.told_items = int(local[TOLD_ITEMS][0]) if TOLD_ITEMS in local else None
 
     @property
     def leader(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..batch.candidates import Candidate, PendingGroups
-from ..batch.group_view import AdvantageRule
+from ..batch.group_view import RULE, AdvantageRule
 from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally
@@ -83,7 +83,7 @@ class Decisions:
             generations (`Sequence[Groups]`): The groups of every generation of the batch at hand.
             tally ([`Tally`]): Counts what happens.
         """
-        changes = self._changes if rows.columns["other_rule"][0] else None
+        changes = self._changes if int(rows.columns["changed"][0]) & RULE else None
         self._buffer.score_by(self._rule, changes, tally, tells=rows.first == 0)
         tally.unread = self._settings.config.replay_warm_start is not None and not self._buffer.warmed
         solved = self._buffer.observe(generations, tally)

@@ -204,6 +204,11 @@ class ReplayQueue:
         if group.serial - first.serial >= OPEN_GROUPS:
             self._judge(first)
 
+    def clear(self) -> None:
+        """Forget replayed samples that wait here; groups whose samples are coming pass, and are not stored."""
+        self._let_pass()
+        self._line = deque(handed for handed in self._line if not handed.replayed)
+
     def _let_pass(self) -> None:
         """Decide nothing about groups whose samples are coming: what comes later of them passes, too."""
         self._known |= dict.fromkeys(self._open, False)

@@ -143,8 +143,11 @@ class AsyncSession:
             self.queue.end()
 
     def clear(self) -> None:
-        """Forget all groups. Call it from a callback where a reward function has changed, say."""
+        """Forget all groups, those whose samples are coming or wait here included. Call it from a callback where a
+        reward function has changed, say."""
         self.buffer.clear()
+        if self.queue is not None:
+            self.queue.clear()
 
     def pause(self) -> None:
         """From the next sample on, all pass as they come; what is stored stays."""
