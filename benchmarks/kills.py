@@ -1,7 +1,7 @@
 """Kills a run with SIGKILL at random moments, while a checkpoint is being written too, and resumes it each time.
 
     python benchmarks/kills.py --kills 50
-    python benchmarks/kills.py --kills 20 --processes 2 --scope sharded
+    python benchmarks/kills.py --kills 20 --processes 2 --scope gathered
 
 Each resumed run starts from `trl_replay.last_complete_checkpoint`. In the end weights, buffer, generators and counters
 are compared with those of a run that was never killed: nothing may be lost, no half-written checkpoint be taken. With

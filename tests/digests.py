@@ -1,7 +1,7 @@
 """Trains 25 fixed configurations and prints a digest of each run: weights, buffer table, logged metrics.
 
     python tests/digests.py                 # all of them, a line each
-    python tests/digests.py images sharded  # some
+    python tests/digests.py images gathered  # some
 
 Run it before and after a change that must not change any number, and compare the lines. Columns and metric keys that
 a later release adds do not enter a digest, nor do the bytes of such columns: they are counted in the last column.
@@ -86,7 +86,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "replay_sampler": "uniform",
     },
     "gathered": {**STRADDLING, "replay_start": 0, "replay_scope": "gathered", "replay_retire_passes": 4},
-    "sharded": {**TWO_RANKS, "replay_start": 0, "replay_scope": "sharded", "replay_unfilled": "intra_batch"},
+    "gathered, whole": {**TWO_RANKS, "replay_start": 0, "replay_scope": "gathered", "replay_unfilled": "intra_batch"},
     "kl of all": {**REFERENCE, "replay_unfilled": "intra_batch"},
     "kl of fresh": {**REFERENCE, "replay_kl": "fresh"},
     "kl of wrong": {**REFERENCE, "replay_kl": "all_wrong", **ALWAYS},
@@ -107,7 +107,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "forward": {"replay_start": 0, **ALWAYS},
     "straddling": {**STRADDLING, "replay_start": 0, "replay_scope": "gathered", **MIXED, "replay_unfilled": "exclude"},
 }
-ON_TWO_PROCESSES = ("process", "gathered", "sharded", "straddling")
+ON_TWO_PROCESSES = ("process", "gathered", "gathered, whole", "straddling")
 
 
 def digits(completions: list[Any], **_: Any) -> list[float]:

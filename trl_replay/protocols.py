@@ -116,26 +116,16 @@ class Request(NamedTuple):
     """Ranks on which the slot has rows."""
 
 
-class Division(NamedTuple):
-    """How a scope divides the stored groups among processes."""
-
-    one_buffer: bool
-    """True if all processes decide for one buffer, in which a group's rows may come from several of them; otherwise
-    each has a buffer of its own, with groups of which it has all rows."""
-    replicated: bool
-    """True if every process holds the payload of every entry."""
-
-
 class Scope(Protocol):
     """Shares a buffer among processes, and is the only communication. Every rank calls the same verbs in the
     same order, once per batch and round, even with nothing to send.
 
     Attributes:
-        division ([`Division`]): Decides capacity and seed, how files fill the buffer, and how another number of
-            processes resumes it.
+        one_buffer (`bool`): True if all processes decide for one buffer, in which a group's rows may come from several
+            of them; otherwise each has a buffer of its own, with groups of which it has all rows.
     """
 
-    division: Division
+    one_buffer: bool
 
     def share(self, columns: Columns) -> Columns:
         """Return the row columns of all ranks that share this buffer, by ascending `row`, given this rank's.

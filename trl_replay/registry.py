@@ -33,7 +33,7 @@ IN_THIS_PROCESS = "registered in this process"
 USABLE_NAME = re.compile(r"[A-Za-z][\w. -]{0,79}", re.ASCII)
 OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "fields": FieldSpec}
 """The registry hooks, and what each yields."""
-INTERFACES: dict[Kind, tuple[str, ...]] = {"scope": ("share", "admit", "fetch", "agree", "division")}
+INTERFACES: dict[Kind, tuple[str, ...]] = {"scope": ("share", "admit", "fetch", "agree", "one_buffer")}
 """Methods and attributes of strategies that are not called as functions."""
 
 
@@ -412,6 +412,8 @@ class Registry:
         text = f"{given}: there is no {kind} {name!r}."
         if near:
             text += f" Did you mean {near[0]!r}?"
+        if (kind, name) == ("scope", "sharded"):
+            text += " It is called 'gathered' now."
         text += f" There are: {', '.join(sorted(names)) or 'none'}."
         for failure in self.failures.values():
             text += f" The plugin {failure.name!r} from {failure.distribution} was not loaded: {failure.reason}"

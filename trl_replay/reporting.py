@@ -132,7 +132,4 @@ def _scope_in_words(settings: Settings, scope: Scope, ranks: int) -> str:
     """Describe which processes share a buffer, why, and how much it holds."""
     why = f", chosen by replay_scope='auto': {settings.chosen_scope}" if settings.chosen_scope else ""
     size = settings.config.replay_buffer_size
-    each = counted(size, "group")
-    replicated = scope.division.replicated
-    room = f"{each} in all, on every process" if replicated else f"{each} a process, {size * ranks} in all"
-    return f"scope {settings.label('scope')}{why}; {room}"
+    return f"scope {settings.label('scope')}{why}; {counted(size, 'group')} a process, {size * ranks} in all"

@@ -47,7 +47,7 @@ def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(tmp_path, pl
     assert whole["totals"][1][counter] > 0
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 @pytest.mark.parametrize(
     "layout",
     [
@@ -199,8 +199,8 @@ def test_what_was_saved_under_other_settings_is_refused_with_both_values(tmp_pat
     ) as raised:
         resume(tmp_path, checkpoint, num_generations=6, replay_scope="gathered")
     assert "To go on with an empty buffer, set replay_on_mismatch='empty'." in str(raised.value)
-    with pytest.raises(MismatchError, match=rf"{refused}replay_scope was 'process' and is 'sharded'\."):
-        resume(tmp_path, checkpoint, replay_scope="sharded")
+    with pytest.raises(MismatchError, match=rf"{refused}replay_scope was 'process' and is 'gathered'\."):
+        resume(tmp_path, checkpoint, replay_scope="gathered")
     with pytest.raises(MismatchError, match=rf"{refused}the tokenizer's fingerprint was '\w+' and is '\w+'\."):
         resume(tmp_path, checkpoint, trainer=other_tokenizer(tmp_path))
     with pytest.raises(MismatchError, match=rf"{refused}the model's vocabulary size was 44 and is 52\."):
@@ -413,7 +413,7 @@ def test_resuming_again_and_again_from_one_checkpoint_is_always_the_same(tmp_pat
         assert not differences(whole, everything(trainer, session))
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path, scope):
     """As on SIGTERM (`enable_jit_checkpoint`): gradients are there, the optimizer has not moved."""
 
@@ -444,7 +444,7 @@ def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path, scope):
     assert kept >= {*saved[0]["columns"]["serial"], *(candidate[0] for candidate in saved[0]["candidates"])}
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_an_empty_buffer_makes_the_round_trip(tmp_path, scope):
     def zero(completions, **_):
         return [0.0] * len(completions)

@@ -89,7 +89,7 @@ def launches(tmp_path_factory):
 def one(tmp_path_factory):
     """The same script on one process, which has all rows."""
     found = {}
-    for scope in ("gathered", "sharded"):
+    for scope in ("gathered",):
         trainer = build(tmp_path_factory.mktemp(scope), 12, 4, mixed, max_steps=LAST, **OPTIMIZER)
         replay = {"replay_scope": scope, "replay_buffer_size": 4, "replay_seed": 3}
         found[scope] = run(trainer, compared=True, **replay)
@@ -169,9 +169,9 @@ def test_an_adapter_on_an_engine_trains_replays_and_resumes(launches, engine):
 def test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine(launches, engine):
     ranks = launches(engine, "forward")
     assert [rank["forwards"] for rank in ranks] == [{"grad": LAST, "no grad": LAST}] * 2
-    assert [rank["forwards"] for rank in launches(engine, "sharded")] == [{"grad": LAST}] * 2, "and none without it"
+    assert [rank["forwards"] for rank in launches(engine, "gathered")] == [{"grad": LAST}] * 2, "and none without it"
     check_by_hand(ranks)
-    plain = launches.weights(engine, "sharded")
+    plain = launches.weights(engine, "gathered")
     np.testing.assert_allclose(launches.weights(engine, "forward"), plain, rtol=0, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ from patterns import LOST, PATTERNS, SLOW, random_pattern, wrong
 
 RANKS = 8
 UPDATES = 6
-TRAINED = ["process whole", "gathered, one is late", "sharded straddling"]
+TRAINED = ["process whole", "gathered, one is late", "gathered straddling"]
 SHARED = TRAINED[1:]
 
 
@@ -59,7 +59,7 @@ def test_a_random_pattern_is_replayed_alike_on_eight_ranks(ranks, number):
 
 def test_the_random_patterns_are_of_every_kind_and_replay(ranks):
     made = [random_pattern(number, RANKS) for number in range(PATTERNS)]
-    assert {pattern.settings["replay_scope"] for pattern in made} == {"process", "gathered", "sharded"}
+    assert {pattern.settings["replay_scope"] for pattern in made} == {"process", "gathered"}
     assert {pattern.straddles for pattern in made} == {True, False}
     replaced = [found["counters"]["replaced"] for found in ranks("patterns")[0]["patterns"]]
     assert sum(count > 0 for count in replaced) > PATTERNS / 2

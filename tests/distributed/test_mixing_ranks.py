@@ -54,7 +54,7 @@ def test_each_process_mixes_from_a_buffer_of_its_own(launches):
 
 
 def test_an_owner_sends_no_row_that_is_not_taken(launches):
-    joint = launches(2, "joint sharded straddling")
+    joint = launches(2, "joint gathered straddling")
     assert sum(rank["received"]["fetch"] for rank in joint) > 0
     for rank in joint:
         assert set(rank["loaded rows"]) == {2}, "of four"

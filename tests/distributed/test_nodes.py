@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from launches import Launches
 
-SCOPES = ("process", "gathered", "sharded")
+SCOPES = ("process", "gathered")
 EVERY = ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launches import Launches
 
-SCOPES = ("process", "gathered", "sharded")
+SCOPES = ("process", "gathered")
 SEAM = [
     "_calculate_rewards", "_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies",
     "_load_optimizer_and_scheduler", "_save_checkpoint",
@@ -42,7 +42,7 @@ TOLD = {
     **{f"detach on one, {scope}": ("SeamError", DETACHED) for scope in SCOPES},
     **{f"clear on one, {scope}": ("SeamError", "decided differently") for scope in SCOPES[1:]},
     "a plan edited on one": ("SeamError", "decided differently"),
-    **dict.fromkeys(("scaling, gathered", "scaling, sharded", "planning, gathered"), ("SeamError", OTHERS)),
+    **dict.fromkeys(("scaling, gathered", "planning, gathered"), ("SeamError", OTHERS)),
     "resume on one": ("SeamError", PAUSED),
     "detach on one in an iteration": ("SeamError", DETACHED),
     "detach on one in the last update": ("SeamError", "is detached on rank 0"),

@@ -20,10 +20,7 @@ WORLDS = (2, 3, 4)
 LAYOUTS = {2: ((8, 4), (6, 4)), 3: ((6, 3), (4, 3)), 4: ((4, 4), (5, 4), (2, 8))}
 NAMES = ("whole", "straddling", "one group on all")
 SHARED = [
-    (world, scope, layout)
-    for world in WORLDS
-    for scope in ("gathered", "sharded")
-    for layout in NAMES[: len(LAYOUTS[world])]
+    (world, scope, layout) for world in WORLDS for scope in ("gathered",) for layout in NAMES[: len(LAYOUTS[world])]
 ]
 ALL = [*SHARED, *((world, "process", "whole") for world in WORLDS)]
 STEPS = 7
@@ -41,8 +38,8 @@ def test_all_ranks_have_the_same_table_after_every_step(launches, world, scope, 
 @pytest.mark.parametrize(
     ("case", "scope", "capacity", "words"),
     [
-        ("few groups", "sharded", 6, "each process has 2 groups a batch, fewer than 4"),
-        ("straddling groups", "sharded", 6, "groups of 4 straddle processes of 6 rows each"),
+        ("few groups", "gathered", 6, "each process has 2 groups a batch, fewer than 4"),
+        ("straddling groups", "gathered", 6, "groups of 4 straddle processes of 6 rows each"),
         ("groups enough", "process", 3, "each process has 4 groups a batch, and all of their rows"),
     ],
 )
@@ -54,7 +51,7 @@ def test_the_default_chooses_the_scope_by_how_groups_lie_and_says_so(launches, c
         assert "; 3 groups a process, 6 in all" in rank["explained"]
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_least_used_goes_through_a_shared_buffer_in_passes(launches, scope):
     """Four groups, and two slots in each of six batches; of private buffers two, and one slot."""
     ranks = launches(2, f"passes {scope}")
@@ -64,7 +61,7 @@ def test_least_used_goes_through_a_shared_buffer_in_passes(launches, scope):
         assert ranks[0]["drawn"] == ranks[1]["drawn"], "all decide alike"
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches, scope):
     """Rewards are sparse: a quarter of 12 updates. Of private buffers the other rank's stays empty."""
     ranks = launches(2, f"waiting {scope}")
@@ -77,7 +74,7 @@ def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches, scop
 
 
 @pytest.mark.parametrize("ranks", ["rank 0", "rank 1", "all ranks"])
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_the_reward_rule_of_the_first_rank_of_a_buffer_counts(launches, scope, ranks):
     """Of private buffers each rank's own. Attributes that differ by rank from the beginning clear nothing."""
     for rank, found in enumerate(launches(2, f"a rule of {ranks}, {scope}")):
@@ -87,7 +84,7 @@ def test_the_reward_rule_of_the_first_rank_of_a_buffer_counts(launches, scope, r
 
 
 @pytest.mark.parametrize("ranks", ["rank 0", "rank 1", "all ranks"])
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_where_training_resumes_the_rule_of_rank_0_counts_for_all_and_all_read_the_file_again(launches, scope, ranks):
     changes = ranks != "rank 1"
     for found in launches(2, f"resumed under a rule of {ranks}, {scope}"):
@@ -153,18 +150,16 @@ def test_17_a_process_with_straddling_groups_is_refused_with_the_numbers(launche
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_sharded_buffer_holds_each_group_once_and_its_owners_stay_balanced(launches, world):
+def test_a_gathered_buffer_holds_each_group_once_and_its_owners_stay_balanced(launches, world):
     for layout in NAMES[: len(LAYOUTS[world])]:
-        gathered = launches(world, f"gathered {layout}")
-        assert all(rank["held"] == rank["entries"] for rank in gathered), "every rank holds every group"
-        sharded = launches(world, f"sharded {layout}")
-        for number, rank in enumerate(sharded):
+        ranks = launches(world, f"gathered {layout}")
+        for number, rank in enumerate(ranks):
             owners = zip(rank["entries"], rank["entry_owners"], strict=True)
             assert rank["held"] == [serial for serial, owner in owners if owner == number]
-            assert rank["entry_owners"] == sharded[0]["entry_owners"]
-        for counts in sharded[0]["owners"]:
+            assert rank["entry_owners"] == ranks[0]["entry_owners"]
+        for counts in ranks[0]["owners"]:
             assert max(counts) - min(counts) <= 8 + 1, "slack, and what eviction took since"
-    assert launches(world, "sharded whole")[0]["size"] > 6, "capacity grows with the ranks"
+    assert launches(world, "gathered whole")[0]["size"] > 6, "capacity grows with the ranks"
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -172,7 +167,7 @@ def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches, world):
     local = {"replay/seconds", "replay/padding"}
     local |= {"replay/ratio_mean", "replay/ess", "replay/drift_mean"}
     local |= {"replay/gated_fraction", "replay/fresh_kl", "replay/fresh_entropy", "replay/fresh_clip_ratio"}
-    for scope in ("process", "gathered", "sharded"):
+    for scope in ("process", "gathered"):
         ranks = launches(world, f"{scope} whole")
         metrics = [{key: value for key, value in rank["metrics"].items() if key not in local} for rank in ranks]
         assert all(one == metrics[0] for one in metrics)
@@ -181,7 +176,7 @@ def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches, world):
 
 
 @pytest.mark.parametrize("limits", [{}, LIMITS], ids=["", "limits "])
-@pytest.mark.parametrize("scope", ["gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["gathered"])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
 def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(launches, tmp_path, loss_type, scope, limits):
     """With everything that looks at how replay went, and excluded groups, too."""
@@ -233,7 +228,7 @@ def alone(folder, rows, **settings):
     ("case", "words"),
     [
         ("a scorer, process", "trl_replay_score"),
-        ("a scorer, sharded", "trl_replay_score"),
+        ("a scorer, gathered", "trl_replay_score"),
         ("a correction, process", "trl_replay_correct"),
         ("a correction, gathered", "trl_replay_correct"),
         ("a metrics hook", "'a_metrics_hook' (registered in this process) failed in trl_replay_metrics"),

@@ -117,14 +117,14 @@ def test_the_lock_starts_from_uniformly_random_codes(taught):
 
 def test_the_example_trains_on_two_processes_with_each_scope(taught, tmp_path):
     torch.save(dict(taught), tmp_path / "taught.pt")
-    for scope in ("process", "gathered", "sharded"):
+    for scope in ("process", "gathered"):
         launched = launch(
             HERE / "on_the_lock.py", tmp_path / "taught.pt", "--arm", "replay", "--scope", scope,
             "--steps", 6, "--seeds", SEED, "--out", tmp_path, limit=LIMIT, local_ranks=(0, 1),
         )  # fmt: skip
         check(launched)
     runs = [json.loads(line) for line in (tmp_path / "replay.jsonl").read_text().splitlines()]
-    assert [trained["scope"] for trained in runs] == ["process", "gathered", "sharded"]
+    assert [trained["scope"] for trained in runs] == ["process", "gathered"]
     for trained in runs:
         assert trained["processes"] == 2
         assert len(trained["reward"]) == 6

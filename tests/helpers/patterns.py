@@ -132,7 +132,7 @@ def random_pattern(number: int, ranks: int) -> Pattern:
     """Layout, liveness, scope, capacity and strategies at random."""
     random = random_of("pattern", number, ranks)
     size = int(random.choice([2, 4, 8]))  # each divides the rows of 8 ranks, and of 16
-    scope = str(random.choice(["process", "gathered", "sharded"]))
+    scope = str(random.choice(["process", "gathered"]))
     rows = size * int(random.integers(1, 3)) if scope == "process" else int(random.integers(1, 8))
     settings = {
         "replay_scope": scope,
@@ -182,7 +182,7 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
                 "advantages": out["advantages"].tolist(),
                 "items": int(out["num_items_in_batch"]),
                 "received": dict(session.scope.received),
-                "table": table_hash(session.buffer.table, leave_owners=pattern.settings["replay_scope"] != "sharded"),
+                "table": table_hash(session.buffer.table, leave_owners=pattern.settings["replay_scope"] != "gathered"),
             }
         )
     session.finish()
@@ -192,7 +192,7 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
         "drawn": drawn,
         "counters": dict(session.totals.of_all_ranks),
         "received": dict(session.scope.received),
-        "table": table_hash(session.buffer.table, leave_owners=pattern.settings["replay_scope"] != "sharded"),
+        "table": table_hash(session.buffer.table, leave_owners=pattern.settings["replay_scope"] != "gathered"),
         "size": len(session.buffer),
     }
 

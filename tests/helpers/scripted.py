@@ -115,7 +115,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
     session = trl_replay.attach(trainer, **replay)
     steps = record(session)
     hashes, owners, marked = [], [], []
-    leave_owners = replay.get("replay_scope") != "sharded"
+    leave_owners = replay.get("replay_scope") != "gathered"
     step, fetch, drawn, loaded = session.step, session.scope.fetch, [], []
 
     def watched(*batch: Any) -> Any:

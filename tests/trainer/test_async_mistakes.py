@@ -31,7 +31,6 @@ def trainer(policy, tmp_path, monkeypatch):
         ({"replay_correction": "none"}, r"replay_correction='none'.*replay_correction='ratio'"),
         ({"replay_selector": "always"}, r"replay_selector='always'.*'zero_std'"),
         ({"replay_scope": "gathered"}, r"replay_scope='gathered'.*'auto'"),
-        ({"replay_scope": "sharded"}, r"replay_scope='sharded'.*'auto'"),
         ({"replay_retire_passes": 9}, r"replay_retire_passes=9.*lower it"),
         ({"replay_reward": "nobody"}, r"replay_reward='nobody' names none"),
     ],

@@ -333,7 +333,7 @@ class KeepingPlugin:
         yield trl_replay.ScopeSpec("keeping", Keeping, "keeps the accelerator")
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded", "keeper/keeping"])
+@pytest.mark.parametrize("scope", ["process", "gathered", "keeper/keeping"])
 def test_45_a_session_that_outlives_detach_keeps_neither_model_nor_optimizer_alive(tmp_path, plug, scope):
     plug(KeepingPlugin(), "keeper")
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)

@@ -32,7 +32,7 @@ def test_each_limit_holds_and_is_named_where_it_held_back(
     assert words in run.session.explain()
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_path: Path, scope: str) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)
     session = trl_replay.attach(trainer, replay_max_bytes="1.5KB", replay_scope=scope, replay_evictor="fifo")

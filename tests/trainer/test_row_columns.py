@@ -51,7 +51,7 @@ def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on
     np.testing.assert_allclose(table.row_reward, 2 * table.row_rewards.sum(axis=2))
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str) -> None:
     run = train(tmp_path, *SCRIPT, replay_scope=scope, replay_buffer_size=3)
     session, buffer = run.session, run.session.buffer

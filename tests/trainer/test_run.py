@@ -283,7 +283,7 @@ EXPECTED = {
     "run train.py": [ONE, ONE, ONE],
     "-m project.train": [{**ONE, "evictor": "fifo"}] * 3,
     "torchrun": [{**TWO, "rank": rank, "scope": "gathered"} for rank in range(2)],
-    "accelerate": [{**TWO, "rank": rank, "evictor": "fifo", "scope": "sharded"} for rank in range(2)],  # by itself
+    "accelerate": [{**TWO, "rank": rank, "evictor": "fifo", "scope": "gathered"} for rank in range(2)],  # by itself
     "trl.scripts.grpo": [],
 }
 

@@ -51,11 +51,11 @@ def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user(capsys):
     rows = {(offer.kind, offer.name): offer.arguments for offer in listed()}
     assert rows["evictor", "heap"] == ""
     assert rows["scope", "process"] == ""
-    assert rows["scope", "sharded"] == "slack=8"
+    assert rows["scope", "gathered"] == ""
     assert rows["correction", "truncated"] == 'cap=2.0, level="token"'
     main(["list"])
     out = capsys.readouterr().out
-    for text in ("c=0.3 ", 'by="newest"', "slack=8 ", "half_life=10.0 "):
+    for text in ("c=0.3 ", 'by="newest"', "half_life=10.0 "):
         assert text in out
 
 

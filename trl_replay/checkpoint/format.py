@@ -3,7 +3,7 @@
 checkpoint-12/trl_replay/rank-00000/
     state.json                  counters, generators, what the run was like, and the checksums of the other files
     table.safetensors           the table's columns
-    payload-00000.safetensors   groups, up to `SHARD_BYTES` a file; of a buffer that all ranks hold, once
+    payload-00000.safetensors   groups, up to `SHARD_BYTES` a file
     candidates.safetensors      groups that have not settled yet
     prompts.safetensors         the prompts generated for, where something is generated again
     plugins/<name>/             what plugins wrote
@@ -115,7 +115,6 @@ class RankState:
         identity ([`Identity`]): What the run was like.
         save_id (`str`): Tells this saving from all others; the trainer's own files carry it too.
         rank (`int`): This rank.
-        payload_rank (`int`): The rank in whose folder this rank's payload is.
         session (`dict[str, Any]`): Counters, generators and what else JSON holds.
         columns (`dict[str, NDArray]`): The table's.
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
@@ -128,7 +127,6 @@ class RankState:
     identity: Identity
     save_id: str
     rank: int
-    payload_rank: int
     session: dict[str, Any]
     columns: dict[str, NDArray[Any]]
     keysets: list[frozenset[str]]
@@ -182,7 +180,6 @@ def write(
         "identity": asdict(saved.identity),
         "save_id": saved.save_id,
         "rank": saved.rank,
-        "payload_rank": saved.payload_rank,
         "session": saved.session,
         "keysets": [sorted(keys) for keys in saved.keysets],
         "pending": saved.pending and _description(saved.pending),
@@ -207,20 +204,17 @@ def read(folder: Path, rank: int) -> RankState:
         for name, path in files.items():
             if _checksum(path) != content["files"][name]:
                 raise CheckpointError(f"{path} is not what was saved: its checksum differs. {REMEDY}")
-        payload_rank = content["payload_rank"]
-        payload = [path for name, path in files.items() if name.startswith("payload-")]
         return RankState(
             identity=Identity(**content["identity"]),
             save_id=content["save_id"],
             rank=content["rank"],
-            payload_rank=payload_rank,
             session=content["session"],
             columns=load_arrays(files[TABLE]),
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
             pending=_read_pending(content["pending"], files),
             prompts=load_arrays(files[PROMPTS]) if PROMPTS in files else None,
-            files=payload if payload_rank == rank else read(folder, payload_rank).files,
+            files=[path for name, path in files.items() if name.startswith("payload-")],
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.types import Group, Ints
-from ..protocols import Columns, Division
+from ..protocols import Columns
 from .format import RankState
 
 
@@ -17,18 +17,18 @@ class TargetRank:
     """The part of everything that a rank gets.
 
     Attributes:
-        division ([`Division`]): Whether there is one buffer, and whether every rank holds all of it.
+        one_buffer (`bool`): Whether all ranks share it.
         rank (`int`): This rank.
         ranks (`int`): How many there are now.
     """
 
-    division: Division
+    one_buffer: bool
     rank: int
     ranks: int
 
     def owner(self, number: int) -> int:
-        """The rank that gets the entry with this number; where every rank gets all, this one."""
-        return self.rank if self.division.replicated else number % self.ranks
+        """The rank that gets the entry with this number."""
+        return number % self.ranks
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class RankShare:
 
 def reshard(states: Sequence[RankState], target: TargetRank) -> RankShare:
     """Deal entries in the order of their generation to the ranks in turn, the same way on every rank."""
-    if target.division.one_buffer:
+    if target.one_buffer:
         return _reshard_one_buffer(states, target)
     return _reshard_private_buffers(states, target)
 
@@ -91,10 +91,9 @@ def _reshard_one_buffer(states: Sequence[RankState], target: TargetRank) -> Rank
     serials = columns["serial"]
     columns["owner"] = _owners(len(serials), target)
     wanted = set(serials[columns["owner"] == target.rank].tolist())
-    holders = states[:1] if target.division.replicated else states
 
     def payload() -> Iterator[tuple[int, Group]]:
-        for state in holders:
+        for state in states:
             for serial, group in state.payload():
                 if serial in wanted:
                     yield serial, group

@@ -110,8 +110,7 @@ class RankPart:
             save_id (`str`): What the trainer's own files are told to carry too.
         """
         state = self._rank_state(save_id)
-        held = self._buffer.held() if state.payload_rank == state.rank else []
-        payload = ((serial, self._buffer.load(serial)) for serial in held)
+        payload = ((serial, self._buffer.load(serial)) for serial in self._buffer.held())
         hooks = self._components.hooks
         files.write(folder, state, payload, lambda directory: hooks.save(self._session, directory))
 
@@ -145,7 +144,6 @@ class RankPart:
         return RankState(
             identity=self.identity(),
             rank=self._rank,
-            payload_rank=self._payload_rank(),
             session=state,
             beside=compat.files_beside(self._trainer),
             save_id=save_id,
@@ -170,15 +168,6 @@ class RankPart:
             )
         kept = {kind: value for kind, value in state["strategies"].items() if kind not in others}
         return {**state, "strategies": kept}
-
-    def _payload_rank(self) -> int:
-        """The rank that writes the payload held here: of a buffer that all ranks hold, one for each disk."""
-        rank = self._rank
-        if not self._components.scope.division.replicated:
-            return rank
-        if not self._trainer.args.save_on_each_node:
-            return 0
-        return rank - int(self._trainer.accelerator.local_process_index)
 
     def restore_saved_scope(self, name: Any, reason: str) -> None:
         """Put another scope in the place of the session's, if it is a built-in one that fits the layout of today; of a
@@ -277,24 +266,24 @@ class RankPart:
 
     def _apply_resharded(self, states: Sequence[RankState], mine: RankState) -> None:
         """Entries and candidates of all ranks are dealt to other ranks."""
-        division = self._components.scope.division
+        one_buffer = self._components.scope.one_buffer
         rank, ranks = self._rank, self._components.processes
         existed = rank < len(states)
         of_ranks = [
-            {**state.session, "prompts": state.prompts if state is mine or not division.one_buffer else None}
+            {**state.session, "prompts": state.prompts if state is mine or not one_buffer else None}
             for state in states
         ]
         self._session.load_state_dict({**mine.session, "pending": None}, of_ranks)
-        followed = [mine] if division.one_buffer else states[rank::ranks]
+        followed = [mine] if one_buffer else states[rank::ranks]
         self._buffer.totals.load_state_dict(*(state.session["totals"] for state in [mine, *followed]))
-        resharded = reshard(states, TargetRank(division, rank, ranks))
+        resharded = reshard(states, TargetRank(one_buffer, rank, ranks))
         state = {
             **self._for_these_strategies(mine.session),
             "columns": resharded.columns,
             "keysets": resharded.keysets,
         }
         state["serial"] = max(resharded.next_serial, mine.session["serial"])
-        self._buffer.load_state_dict(state, own=existed, shared=existed or division.one_buffer)
+        self._buffer.load_state_dict(state, own=existed, shared=existed or one_buffer)
         self._fill(mine, resharded.payload())
         tally = Tally()
         tally.refuse(resharded.dropped, "batches are divided otherwise since it was generated")

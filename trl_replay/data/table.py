@@ -28,7 +28,7 @@ COLUMNS: dict[str, Any] = {
     "nbytes": np.int64,  # bytes of payload, all rows of the group
     "origin": np.int32,  # 0 generated here, 1 from a file with its log-probs, 2 from a file with the policy's own
     "keys": np.int32,  # which set of batch keys the payload can restore
-    "owner": np.int32,  # rank that holds the payload (gathered: every rank does)
+    "owner": np.int32,  # rank that holds the payload
 }
 
 

@@ -29,8 +29,7 @@ def run_arm(arm: str, scope: str, seeds: Sequence[int], steps: int, path: Path) 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    shared = 1 if scope == "gathered" else lock.WORLD  # the size counts per process, but in gathered's one buffer
-    settings: dict[str, Any] = {"replay_scope": scope, "replay_buffer_size": lock.GROUPS_KEPT // shared}
+    settings: dict[str, Any] = {"replay_scope": scope, "replay_buffer_size": lock.GROUPS_KEPT // lock.WORLD}
     records = []
     for seed in seeds:
         if lock.RANK == 0:

@@ -93,7 +93,7 @@ class RowLayout:
             raise SeamError(
                 f"The scope shares rows {first} to {last}, which are not whole groups of {self.size}: with "
                 f"{self.count} rows per process, groups straddle processes. Use a scope that assembles them "
-                "(gathered, sharded), or another batch size."
+                "(gathered), or another batch size."
             )
 
     def _are_whole_groups(self, rows: Ints) -> bool:

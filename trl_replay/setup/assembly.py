@@ -168,8 +168,7 @@ def _scope(trainer: Any, settings: Settings) -> Any:
 
 
 class Capacity(NamedTuple):
-    """A buffer's room, and the seed of its generators: each process's, gathered's one, or what sharded ones
-    hold in all."""
+    """A buffer's room, and the seed of its generators: each process's, or that of one buffer for all."""
 
     groups: int
     nbytes: int | None
@@ -179,13 +178,11 @@ class Capacity(NamedTuple):
 def room_in(trainer: Any, settings: Settings, scope: Any) -> Capacity:
     """Compute what a buffer of this scope may hold."""
     config = settings.config
-    one_buffer, replicated = scope.division
-    sharded = one_buffer and not replicated
-    shards = int(trainer.accelerator.num_processes) if sharded else 1
+    shards = int(trainer.accelerator.num_processes) if scope.one_buffer else 1
     nbytes = None if config.max_bytes is None else config.max_bytes * shards
     seed = config.replay_seed
     if seed is None:
-        seed = int(trainer.args.seed + (0 if one_buffer else trainer.accelerator.process_index))
+        seed = int(trainer.args.seed + (0 if scope.one_buffer else trainer.accelerator.process_index))
     return Capacity(config.replay_buffer_size * shards, nbytes, seed)
 
 

@@ -116,14 +116,14 @@ class ReplayConfig:
     )
     replay_buffer_size: Annotated[int, Rule(whole(0))] = setting(
         64,
-        """Number of groups (of `num_generations` completions) that the buffer keeps: per process (`process`), per
-        process on average (`sharded`), or in total (`gathered`). `0` stores nothing; settings that need no buffer
+        """Number of groups (of `num_generations` completions) that the buffer keeps per process (with `gathered`, on
+        average). `0` stores nothing; settings that need no buffer
         still work (`replay_refill_rounds`, `replay_unfilled`, a plugin that shapes advantages or chooses prompts).
         Without any of these, the trainer does not change.""",
     )
     replay_max_bytes: Annotated[int | str | None, Rule(optional(size_in_bytes), ranks="own")] = setting(
         None,
-        """Limit on the memory of the buffer, table and payload together, per process (with `sharded`, on average):
+        """Limit on the memory of the buffer, table and payload together, per process (with `gathered`, on average):
         `"512MB"`, `"2GiB"`. Groups are evicted when this limit or `replay_buffer_size` is reached. No limit if not
         set.""",
     )
@@ -157,9 +157,9 @@ class ReplayConfig:
     replay_mixer_kwargs: Arguments = arguments("mixer")
     replay_scope: Annotated[str, Rule(strategy("scope"))] = setting(
         AUTO,
-        """Which processes share a buffer: none (`process`), or all, with every group on each of them (`gathered`) or
-        on one of them (`sharded`). `"auto"` is `process` on one process, or if each process has at least four whole
-        groups per batch, otherwise `sharded`; `session.explain()` says which and why. A resumed run keeps its
+        """Which processes share a buffer: none (`process`), or all (`gathered`), each group stored on one of them.
+        `"auto"` is `process` on one process, or if each process has at least four whole groups per batch, otherwise
+        `gathered`; `session.explain()` says which and why. A resumed run keeps its
         checkpoint's scope.""",
     )
     replay_scope_kwargs: Arguments = arguments("scope")

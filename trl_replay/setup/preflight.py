@@ -79,11 +79,11 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
     config = settings.config
     rows = compat.local_rows(trainer)
     size = trainer.num_generations
-    if not scope.division.one_buffer and rows % size:
+    if not scope.one_buffer and rows % size:
         yield (
             f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
             f"num_generations={size}, so that groups straddle processes and replay_scope={settings.label('scope')!r} "
-            "can't store them: change one of the three, or use replay_scope='gathered' or 'sharded', which put such "
+            "can't store them: change one of the three, or use replay_scope='gathered', which puts such "
             "groups together"
         )
     generations = trainer.args.steps_per_generation * trainer.num_iterations
@@ -314,7 +314,7 @@ def _useless(trainer: Any, settings: Settings, components: Components) -> Iterat
     start, steps = config.replay_start, trainer.args.max_steps
     if isinstance(start, int) and 0 < steps <= start:
         yield f"replay_start={start} is not before the end (max_steps={steps}): nothing would be replayed. Lower it."
-    ranks = components.processes if components.scope.division.one_buffer else 1
+    ranks = components.processes if components.scope.one_buffer else 1
     groups = max(compat.local_rows(trainer) * ranks // trainer.num_generations, 1)
     selector = settings.strategies["selector"]
     chosen = selector.arguments.get("share", ALWAYS_SHARE)

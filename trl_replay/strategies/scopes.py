@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.sizes import counted
-from ..base.validation import require, whole
 from ..data.table import Table
 from ..data.types import Floats, Group, Ints
-from ..protocols import Agreement, Arrival, Columns, Division, Load, Request, Scope
+from ..protocols import Agreement, Arrival, Columns, Load, Request, Scope
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +24,10 @@ Parts: TypeAlias = dict[int, list[Group]]
 ERROR_BYTES = 4096
 """The most of an error's text that `agree` sends; longer ones are cut."""
 VERBS = ("share", "agree", "admit", "fetch")
-SCOPES = ("process", "gathered", "sharded")
+SCOPES = ("process", "gathered")
 """The built-in ones."""
+SLACK = 8
+"""Groups that a process may hold more than the one that holds least."""
 FEW_GROUPS = 4
 """Groups a process and batch below which one buffer for all processes finds more to replay."""
 
@@ -108,7 +109,7 @@ class Collectives:
 
 
 class _Scope:
-    """Base of all scopes: collectives, and the all-gather of `agree`."""
+    """Base of both scopes: collectives, and the all-gather of `agree`."""
 
     def __init__(self, accelerator: Any) -> None:
         self._collectives = Collectives(accelerator)
@@ -155,7 +156,7 @@ class _Scope:
 class ProcessScope(_Scope):
     """Each process keeps its own groups. The only communication is `agree`."""
 
-    division = Division(one_buffer=False, replicated=False)
+    one_buffer = False
 
     def share(self, columns: Columns) -> Columns:
         """Return this process's rows only."""
@@ -171,11 +172,15 @@ class ProcessScope(_Scope):
         return {request.serial: load(request.serial) for request in requests}
 
 
-class _CommonScope(_Scope):
-    """One buffer for all processes: all see all rows and make the same decisions.
+class GatheredScope(_Scope):
+    """One buffer for all processes: all see all rows and make the same decisions. Every process has the table, and
+    payload is stored once.
 
-    Only admitted payload travels, packed without padding.
+    A group's payload stays where it was generated, unless that process holds `SLACK` groups or more above the one
+    that holds least; then that one takes it. Only groups that are drawn travel, to the slots that they fill.
     """
+
+    one_buffer = True
 
     def share(self, columns: Columns) -> Columns:
         """All-gather this process's rows of all columns."""
@@ -188,64 +193,6 @@ class _CommonScope(_Scope):
             shared[name] = rows.view(column.dtype).ravel()
         return shared
 
-    def _send(self, arrivals: Sequence[Arrival], targets: Sequence[Iterable[int]], mine: Groups) -> Parts:
-        """Send this rank's part of each arrival to the arrival's target ranks.
-
-        Returns:
-            Per serial that lives here, the parts of the group in row order.
-        """
-        outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
-        here = []
-        moves = list(zip(arrivals, targets, strict=True))
-        for arrival, ranks in moves:
-            if self.rank in ranks:
-                here.append(arrival)
-            if arrival.sizes[self.rank]:
-                for rank in ranks:
-                    outgoing[rank].append(arrival.serial)
-        crossing = any(np.flatnonzero(arrival.sizes).tolist() != [rank] for arrival, ranks in moves for rank in ranks)
-        received = self._collectives.exchange("admit", outgoing, mine.__getitem__, crossing)
-        parts: Parts = {}
-        for arrival in here:
-            held = parts[arrival.serial] = []
-            for rank in np.flatnonzero(arrival.sizes).tolist():
-                held.append(mine[arrival.serial] if rank == self.rank else received[rank].pop(0))
-        return parts
-
-
-class GatheredScope(_CommonScope):
-    """One buffer, the same on every process: every process holds every group.
-
-    Each process receives what was generated elsewhere.
-    """
-
-    division = Division(one_buffer=True, replicated=True)
-
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
-        """Send this process's rows of admitted groups to all others."""
-        table.writable("owner")[_rows_of(table, arrivals)] = self.rank
-        everybody = range(self.ranks)
-        return self._send(arrivals, [everybody] * len(arrivals), mine)
-
-    def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Return payload that this process holds."""
-        return {request.serial: load(request.serial) for request in requests}
-
-
-class ShardedScope(_CommonScope):
-    """One buffer whose table every process has and whose payload is stored once.
-
-    A group's payload stays where it was generated, unless that process holds `slack` groups or more above the one
-    that holds least; then that one takes it. Only groups that are drawn travel, to the slots that they fill.
-    """
-
-    division = Division(one_buffer=True, replicated=False)
-
-    def __init__(self, accelerator: Any, slack: int = 8) -> None:
-        super().__init__(accelerator)
-        require("sharded: slack", slack, whole(1))
-        self.slack = slack
-
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """Choose an owner for each arrival, and move payload that was generated elsewhere."""
         rows = _rows_of(table, arrivals)
@@ -255,11 +202,11 @@ class ShardedScope(_CommonScope):
         for arrival in arrivals:
             born = int(np.argmax(arrival.sizes))
             ahead = loads[born] - loads.min()
-            owner = born if ahead < self.slack else int(np.argmin(loads))
+            owner = born if ahead < SLACK else int(np.argmin(loads))
             loads[owner] += 1
             owners.append(owner)
         table.writable("owner")[rows] = owners
-        return self._send(arrivals, [[owner] for owner in owners], mine)
+        return self._send(arrivals, owners, mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Send drawn groups from their owners to the ranks with rows of their slots."""
@@ -280,12 +227,33 @@ class ShardedScope(_CommonScope):
                 groups[serial] = received[owner].pop(0)
         return groups
 
+    def _send(self, arrivals: Sequence[Arrival], owners: Sequence[int], mine: Groups) -> Parts:
+        """Send this rank's part of each arrival to the arrival's owner.
+
+        Returns:
+            Per serial that lives here, the parts of the group in row order.
+        """
+        outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
+        born = [np.flatnonzero(arrival.sizes).tolist() for arrival in arrivals]
+        moves = list(zip(arrivals, born, owners, strict=True))
+        for arrival, ranks, owner in moves:
+            if self.rank in ranks:
+                outgoing[owner].append(arrival.serial)
+        crossing = any(ranks != [owner] for _, ranks, owner in moves)
+        received = self._collectives.exchange("admit", outgoing, mine.__getitem__, crossing)
+        parts: Parts = {}
+        for arrival, ranks, owner in moves:
+            if owner == self.rank:
+                serial = arrival.serial
+                parts[serial] = [mine[serial] if rank == self.rank else received[rank].pop(0) for rank in ranks]
+        return parts
+
 
 def make_auto(accelerator: Any) -> Scope:
-    """Return `process` on one process, otherwise `sharded`, which fits any layout. `attach`, which knows the layout,
+    """Return `process` on one process, otherwise `gathered`, which fits any layout. `attach`, which knows the layout,
     replaces this choice: see `choose_scope`."""
     alone = accelerator is None or int(accelerator.num_processes) == 1
-    return ProcessScope(accelerator) if alone else ShardedScope(accelerator)
+    return ProcessScope(accelerator) if alone else GatheredScope(accelerator)
 
 
 class ScopeChoice(NamedTuple):
@@ -307,10 +275,10 @@ def choose_scope(processes: int, rows: int, size: int) -> ScopeChoice:
     if processes == 1:
         return ScopeChoice("process", "there is one process")
     if rest:
-        return ScopeChoice("sharded", f"groups of {size} straddle processes of {rows} rows each")
+        return ScopeChoice("gathered", f"groups of {size} straddle processes of {rows} rows each")
     each = f"each process has {counted(groups, 'group')} a batch"
     if groups < FEW_GROUPS:
-        return ScopeChoice("sharded", f"{each}, fewer than {FEW_GROUPS}: one buffer for all finds more to replay")
+        return ScopeChoice("gathered", f"{each}, fewer than {FEW_GROUPS}: one buffer for all finds more to replay")
     return ScopeChoice("process", f"{each}, and all of their rows")
 
 

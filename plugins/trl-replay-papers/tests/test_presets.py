@@ -68,7 +68,7 @@ def test_a_preset_trains_and_resumes_bit_identically(name: str, pool: str, tmp_p
 
 
 def test_every_preset_trains_and_resumes_on_two_processes(pool: str, tmp_path: Path) -> None:
-    shorter = {"replay_scope": "sharded", "max_steps": 4}
+    shorter = {"replay_scope": "gathered", "max_steps": 4}
     runs = {name: {**settings_of(name, pool), **shorter} for name in METHODS}
     (tmp_path / "runs.json").write_text(json.dumps(runs))
     check(launch(Path(__file__).parent / "ranks" / "papers_ranks.py", tmp_path, limit=LIMIT, local_ranks=(0, 1)))

@@ -25,9 +25,9 @@ since the machine may be busy: what both ranks take part in must be done in time
 TIMEOUT = 40
 """Seconds that a collective waits: not less, since the machine may be busy. A rank that waits in one of the trainer's
 ends when the other one leaves the case: with its process, its connections close."""
-SCOPES = ("process", "gathered", "sharded")
+SCOPES = ("process", "gathered")
 OWN_NUMBERS = (
-    ("scaling", "gathered"), ("scaling", "sharded"), ("planning", "gathered"), ("rounding", "gathered"),
+    ("scaling", "gathered"), ("planning", "gathered"), ("rounding", "gathered"),
     ("scaling", "process"),
 )  # fmt: skip
 """Plugins with numbers of each rank, and who shares a buffer; of the last two, nobody minds."""
@@ -148,7 +148,7 @@ def cases(launched):
     yield "pause on both", lambda: pausing(case(replay_scope="gathered"), ranks=(0, 1))
     yield "resume on one", lambda: resuming(case(replay_scope="gathered"))
     yield "resume on both", lambda: resuming(case(), ranks=(0, 1))
-    yield "detach on both", lambda: detaching(case(replay_scope="sharded"), ranks=(0, 1))
+    yield "detach on both", lambda: detaching(case(replay_scope="gathered"), ranks=(0, 1))
     yield "detach on both in a generation cycle", lambda: detaching(case(settings=CYCLE), ranks=(0, 1))
     yield (
         "detach on one in an iteration",
@@ -184,7 +184,7 @@ def cases(launched):
     yield "a batch key on one", lambda: case(settings={"trainer_class": Odd}).train()
     yield "save on one", lambda: saving(case(brief=True))
     yield "resume from a checkpoint on one", lambda: continuing(case(brief=True), folder)
-    yield "export on one", lambda: exporting(case(replay_scope="sharded"), folder)
+    yield "export on one", lambda: exporting(case(replay_scope="gathered"), folder)
     for scope in ("stock", *SCOPES):
         settings = {"attach": ()} if scope == "stock" else {"replay_scope": scope}
         yield f"outlived, {scope}", lambda s=settings: outlived([case(**s)])

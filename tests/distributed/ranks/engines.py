@@ -35,9 +35,9 @@ from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.trainer import attachment
 
 RANK = int(os.environ.get("RANK", 0))
-ROWS_OF = {"process": 8, "gathered": 6, "sharded": 6}
+ROWS_OF = {"process": 8, "gathered": 6}
 """Rows of a rank, in groups of 4: where that is allowed, one group has its rows on both ranks."""
-CAPACITY = {"process": 4, "gathered": 4, "sharded": 2}
+CAPACITY = {"process": 4, "gathered": 2}
 SAVED, LAST = 4, 6
 """The update after which a checkpoint is written, and the last one."""
 OPTIMIZER = {"optim": "adamw_torch", "adam_epsilon": 1.0, "learning_rate": 0.3}
@@ -263,7 +263,7 @@ class Cases:
             key = (prompt, (*text, tokenizer.eos_token_id))
             (logps,) = trainer.logps_of([key])
             trainer.born[key] = (-1, logps.tolist(), float((row["reward"] - 0.25) / deviation))
-        self.run(case, trainer, replay_scope="sharded", replay_warm_start=str(path), replay_start=0, replay_seed=3)
+        self.run(case, trainer, replay_scope="gathered", replay_warm_start=str(path), replay_start=0, replay_seed=3)
 
 
 def nothing(completions, **_):
@@ -302,7 +302,7 @@ def main(engine, folder):
     cases = Cases(folder)
     for scope, rows in ROWS_OF.items():
         cases.whole_and_resumed(scope, rows, replay_scope=scope, replay_buffer_size=CAPACITY[scope], replay_seed=3)
-    shared = {"replay_scope": "sharded", "replay_buffer_size": 2, "replay_seed": 3}
+    shared = {"replay_scope": "gathered", "replay_buffer_size": 2, "replay_seed": 3}
     cases.whole_and_resumed("adapter", 6, adapter=True, **shared)
     cases.run("forward", cases.trainer("forward", 6), replay_record="forward", **shared)
     cases.warmed("warm start")

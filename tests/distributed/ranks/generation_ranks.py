@@ -17,11 +17,10 @@ PROMPTS = [f"{a}{b}=" for a in range(10) for b in range(10)]
 ROUNDS = 2
 CASES = {
     "process": {"rows": 8, "replay_scope": "process", "max_steps": 6},
-    "gathered": {"rows": 8, "replay_scope": "gathered", "max_steps": 6},
-    "sharded": {"rows": 8, "replay_scope": "sharded", "max_steps": 6, "replay_refill_prompts": "same"},
+    "gathered": {"rows": 8, "replay_scope": "gathered", "max_steps": 6, "replay_refill_prompts": "same"},
     "batch": {"rows": 8, "replay_scope": "process", "max_steps": 6, "scale_rewards": "batch"},
     "straddling": {"rows": 6, "replay_scope": "gathered", "max_steps": 6},
-    "straddling, sharded": {"rows": 6, "replay_scope": "sharded", "max_steps": 6, "scale_rewards": "batch"},
+    "straddling, scaled": {"rows": 6, "replay_scope": "gathered", "max_steps": 6, "scale_rewards": "batch"},
     "no buffer": {"rows": 8, "replay_scope": "process", "replay_buffer_size": 0, "max_steps": 6},
 }
 THREE = {

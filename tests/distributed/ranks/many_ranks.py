@@ -57,7 +57,7 @@ def trained(folder, layout, scope, timeout=TIMEOUT, **replay):
 def unattached(folder):
     """Replay is attached on all ranks but one."""
     if RANK != LOST:
-        return trained(folder, "straddling", "sharded", BRIEF)
+        return trained(folder, "straddling", "gathered", BRIEF)
     build(folder, *LAYOUTS["straddling"], uneven, rank=RANK, max_steps=UPDATES, ddp_timeout=BRIEF).train()
     return {}
 
@@ -74,12 +74,12 @@ def cases(launched):
     yield "process whole", lambda: trained(folder, "whole", "process")
     late = Acting(lambda: time.sleep(1), SLOW)
     yield "gathered, one is late", lambda: trained(folder, "straddling", "gathered", replay_scorer=late)
-    yield "sharded straddling", lambda: trained(folder, "straddling", "sharded")
+    yield "gathered straddling", lambda: trained(folder, "straddling", "gathered")
     yield "patterns", lambda: patterns(folder)
     raising = Acting(no_luck, SLOW, LOST)
-    yield "two raise", lambda: trained(folder, "straddling", "sharded", replay_scorer=raising)
+    yield "two raise", lambda: trained(folder, "straddling", "gathered", replay_scorer=raising)
     yield "one is not attached", BRIEF, lambda: unattached(folder)
     later = Acting(lambda: time.sleep(BRIEF + LATE), SLOW)
-    yield "one is too late", BRIEF, lambda: trained(folder, "straddling", "sharded", BRIEF, replay_scorer=later)
+    yield "one is too late", BRIEF, lambda: trained(folder, "straddling", "gathered", BRIEF, replay_scorer=later)
     killed = Acting(die, LOST)
     yield "one is killed", lambda: trained(folder, "straddling", "gathered", replay_scorer=killed)

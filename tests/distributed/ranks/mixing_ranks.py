@@ -46,7 +46,7 @@ def unregister():
 
 def trained(folder, name, scope, rows, size, rank, world):
     """One training of 6 updates; what it stores is bounded alike on any number of processes."""
-    capacity = CAPACITY // world if scope == "sharded" else CAPACITY
+    capacity = CAPACITY // world if scope == "gathered" else CAPACITY
     replay = {**settings_of(name), "replay_scope": scope, "replay_buffer_size": capacity}
     more = {"num_iterations": 3, "max_steps": 18} if name == ITERATIONS else {"max_steps": 6}
     if name == TOKENS:
@@ -58,12 +58,12 @@ def trained(folder, name, scope, rows, size, rank, world):
 def combinations(world):
     """Name, scope and layout."""
     for layout in LAYOUTS[world]:
-        for scope in ("gathered", "sharded"):
+        for scope in ("gathered",):
             for mode in (*MODES, ITERATIONS, TOKENS):
                 yield mode, scope, layout
     if world == 2:
         for method in METHODS:
-            yield method, "sharded", "whole"
+            yield method, "gathered", "whole"
         yield "joint", "process", "whole"
         yield "gfpo", "gathered", "straddling"
 
@@ -95,7 +95,7 @@ def differing(folder, rank):
     trl_replay.register(Differing(rank), "differing")
     try:
         trainer = build(folder, 8, 4, mixed, rank=rank, max_steps=6)
-        return run(trainer, **MIX, replay_scope="sharded", replay_plugins=["differing"])
+        return run(trainer, **MIX, replay_scope="gathered", replay_plugins=["differing"])
     finally:
         trl_replay.unregister("differing")
 

@@ -10,7 +10,7 @@ from scripted import build, mixed
 import trl_replay
 
 RANK = int(os.environ["RANK"])
-SCOPES = ("process", "gathered", "sharded")
+SCOPES = ("process", "gathered")
 
 
 def folders(root):

@@ -218,7 +218,7 @@ def cases(_, shared):
         for source in (1, 3) if WORLD == 2 else (1,):
             checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
             yield f"{scope} of {source}", partial(dealt, folder / "dealt", checkpoint, replay_scope=scope)
-        if WORLD == 2:  # two groups a process: "auto" would be sharded
+        if WORLD == 2:  # two groups a process: "auto" would be gathered
             yield f"auto, {scope} of 1", partial(dealt, folder / "dealt", folder / f"{scope} of 1" / "checkpoint-4")
         train(folder / f"{scope} of {WORLD}", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
     if WORLD == 2:

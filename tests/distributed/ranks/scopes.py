@@ -27,9 +27,9 @@ REPLAY = {"replay_buffer_size": 6, "replay_seed": 3}
 COMPARED = {"replay_buffer_size": 4, "replay_seed": 3}
 HOOKS = {
     "a metrics hook": ("metrics", 0, {"replay_scope": "process"}),
-    "a metrics hook in the last step": ("metrics", 5, {"replay_scope": "sharded"}),
-    "an advantages hook": ("advantages", 2, {"replay_scope": "sharded", **INJECTED}),
-    "a mix hook": ("mix", 2, {"replay_scope": "sharded", **INJECTED}),
+    "a metrics hook in the last step": ("metrics", 5, {"replay_scope": "gathered"}),
+    "an advantages hook": ("advantages", 2, {"replay_scope": "gathered", **INJECTED}),
+    "a mix hook": ("mix", 2, {"replay_scope": "gathered", **INJECTED}),
     "an inputs hook": ("inputs", 1, {"replay_scope": "gathered", "replay_refill_rounds": 1}),
 }
 """Hooks that fail on one rank, and from which update on."""
@@ -95,7 +95,7 @@ class Wrapped:
 
     def __init__(self, scope):
         self.share, self.agree, self.admit, self.fetch = scope.share, scope.agree, scope.admit, scope.fetch
-        self.division, self.received = scope.division, scope.received
+        self.one_buffer, self.received = scope.one_buffer, scope.received
 
 
 class ScopePlugin:
@@ -120,12 +120,12 @@ def drawing(rows, context):
 
 def cases(launched):
     folder = own(launched)
-    for scope in ("process", "gathered", "sharded"):
+    for scope in ("process", "gathered"):
         for layout in LAYOUTS[WORLD]:
             yield f"{scope} {layout}", lambda s=scope, n=layout: trained(folder, n, replay_scope=s)
     if WORLD != 2:
         return
-    for scope in ("process", "gathered", "sharded"):
+    for scope in ("process", "gathered"):
         yield (
             f"waiting {scope}",
             lambda s=scope: trained(folder, "whole", rare, {"max_steps": 12}, replay_scope=s, replay_buffer_size=64),
@@ -140,7 +140,7 @@ def cases(launched):
         )
     for name, rows in (("few groups", 8), ("straddling groups", 6), ("groups enough", 16)):
         yield f"auto, {name}", lambda r=rows: chosen(folder, r)
-    for scope in ("process", "gathered", "sharded"):
+    for scope in ("process", "gathered"):
         for name, ranks in (("rank 0", [0]), ("rank 1", [1]), ("all ranks", [0, 1])):
             yield f"a rule of {name}, {scope}", lambda s=scope, r=ranks: of_other_rule(folder, s, r)
             yield f"resumed under a rule of {name}, {scope}", lambda s=scope, r=ranks: resumed(launched, s, r)
@@ -214,10 +214,9 @@ def chosen(folder, rows):
 def comparable(folder, rows, size):
     """Runs that any number of processes must do alike, at one global batch."""
     for loss_type in LOSS_TYPES:
-        for scope in ("gathered", "sharded"):
+        for scope in ("gathered",):
             replay = {**COMPARED, "replay_scope": scope}
-            if scope == "sharded":  # capacity is per process there
-                replay["replay_buffer_size"] //= WORLD
+            replay["replay_buffer_size"] //= WORLD
             settings = {"loss_type": loss_type, "max_steps": 6, "rank": RANK}
             settings["gradient_checkpointing"] = loss_type == "dapo"
             for name, limits in ((f"{loss_type} {scope}", {}), (f"limits {loss_type} {scope}", LIMITS)):
@@ -233,14 +232,14 @@ def failing(folder):
     def attempt(layout="whole", live=mixed, **settings):
         return lambda: trained(folder, layout, live, {"max_steps": 6}, **settings)
 
-    for scope in ("process", "sharded"):
+    for scope in ("process", "gathered"):
         yield f"a scorer, {scope}", attempt(live=often, replay_scope=scope, replay_scorer=Raising(advantage_std))
     for scope in ("process", "gathered"):
         yield f"a correction, {scope}", attempt(live=often, replay_scope=scope, replay_correction=Raising(ratio))
     for name, (hook, update, settings) in HOOKS.items():
         trl_replay.register(failing_in(hook, update), name.replace(" ", "_"))
         yield name, attempt(replay_plugins=[name.replace(" ", "_")], **settings)
-    yield "a group that can't be loaded", without_memory("load", attempt(replay_scope="sharded"))
+    yield "a group that can't be loaded", without_memory("load", attempt(replay_scope="gathered"))
     yield "a group that can't be kept", without_memory("receive", attempt(replay_scope="gathered"))
     yield "a scorer that differs", attempt(live=uneven, replay_scope="gathered", replay_scorer=by_rank,
                                            replay_buffer_size=1)  # fmt: skip

@@ -15,7 +15,7 @@ from tools import tool_tokenizer
 from trl_replay.testing import make_model
 
 LAYOUTS = {"whole": (8, 4), "straddling": (6, 4)}
-SCOPES = ("gathered", "sharded")
+SCOPES = ("gathered",)
 ROWS = [{"prompt": "1=", "label": label} for label in "abcde"]
 REPLAY = {**INJECTED, "replay_buffer_size": 12, "replay_seed": 3}
 
@@ -79,7 +79,7 @@ def riddled(folder):
         per_device_train_batch_size=rows, num_generations=size,
         arguments={"environment_factory": Riddle, "train_dataset": None},
     )  # fmt: skip
-    return shown(trainer, *follow(trainer, replay_scope="sharded", **REPLAY))
+    return shown(trainer, *follow(trainer, replay_scope="gathered", **REPLAY))
 
 
 def cases(folder):

@@ -116,8 +116,6 @@ def of_checkpoint(folder: str | Path) -> Source:
 
     def entries() -> Iterator[StoredEntry]:
         for state in states:
-            if state.payload_rank != state.rank:
-                continue  # another rank has written it
             serials = state.columns["serial"].tolist()
             rows = {serial: row for row, serial in enumerate(serials)}
             for serial, group in state.payload():

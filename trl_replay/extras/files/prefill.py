@@ -78,7 +78,7 @@ class Intake:
         self._fields = components.fields
         self._size = components.num_generations
         self._tasks = components.tasks
-        self._division = components.scope.division
+        self._one_buffer = components.scope.one_buffer
         self._rank = int(trainer.accelerator.process_index)
         self._ranks = components.processes
         self._may_be_alike = may_be_alike
@@ -104,7 +104,7 @@ class Intake:
 
     def _warn_of_room(self, offered: Sequence[Offered], count: int, source: str) -> None:
         """Warn, once, of groups for which the buffer has no room."""
-        buffers = offered[:1] if self._division.one_buffer else offered
+        buffers = offered[:1] if self._one_buffer else offered
         without = sum(of_rank.without_room for of_rank in buffers)
         if without and self._rank == 0:
             room = self._buffer.capacity * len(buffers)
@@ -188,16 +188,21 @@ class Intake:
 
     def _offer(self, newcomers: Sequence[ReadGroup], tally: Tally) -> Offered:
         """Offer groups to the buffer, or this process's share of them to its own."""
-        rank, ranks, division = self._rank, self._ranks, self._division
-        numbers = range(len(newcomers)) if division.one_buffer else range(rank, len(newcomers), ranks)
+        rank, ranks = self._rank, self._ranks
+        numbers = range(len(newcomers)) if self._one_buffer else range(rank, len(newcomers), ranks)
         if not (numbers and self._offers):
             return Offered({}, 0)
         offered = [newcomers[number] for number in numbers]
         self._buffer.table.reward_weights = compat.reward_setup(self._trainer).weights
         serials = self._buffer.take_serials(len(offered))
-        dealt = division.one_buffer and not division.replicated
         told = [
-            Newcomer(serial, one.group.nbytes, one.group.keys, number % ranks if dealt else rank, rewards=one.rewards)
+            Newcomer(
+                serial,
+                one.group.nbytes,
+                one.group.keys,
+                number % ranks if self._one_buffer else rank,
+                rewards=one.rewards,
+            )
             for number, serial, one in zip(numbers, serials, offered, strict=True)
         ]
         refused = tally.refused

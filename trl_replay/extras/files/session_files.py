@@ -86,9 +86,7 @@ class Files:
         """Write the entries that this process holds: [`Session.export`]."""
         path, trainer, components = Path(path), self._trainer(), self._components
         rank, ranks = int(trainer.accelerator.process_index), components.processes
-        of_each = ranks > 1 and not components.scope.division.replicated
-        if of_each:
+        if ranks > 1:
             path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
-        if rank == 0 or of_each:
-            write(path, of_buffer(components.buffer, components.tasks, trainer))
+        write(path, of_buffer(components.buffer, components.tasks, trainer))
         return path
