@@ -13,9 +13,12 @@ REMOVED = {
     r"trl-replay run [^\n`]*-- (python|accelerate|torchrun|trl)\b": "`accelerate launch -m trl_replay.run train.py`",
     "judged? (anew|again)|rejudg": "groups of another reward rule leave",
     "corrections_of_papers|sampler_order|ordered_?source": "the core names no plugin, and new prompts are random",
+    r"[`\"']sharded[`\"']|scope[ =]sharded": "`gathered`",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
-ERRORS: dict[str, set[str]] = {}
+ERRORS: dict[str, set[str]] = {
+    r"[`\"']sharded[`\"']|scope[ =]sharded": {"trl_replay/registry.py", "tests/trainer/test_mistakes.py"}
+}
 """By pattern: files with an error that is for those who still use it, and names the new way."""
 FOLDERS = ("benchmarks", "docs", "examples", "plugins", "tests", "trl_replay")
 KINDS = {".ipynb", ".md", ".py", ".toml", ".txt", ".yaml", ".yml", ""}
