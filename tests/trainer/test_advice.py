@@ -211,7 +211,7 @@ def test_a_collapse_is_said_once_while_it_happens_with_the_checkpoint_to_go_back
 def test_a_stock_run_that_collapsed_is_told_so_and_nothing_else(tmp_path):
     trainer = make_trainer(tmp_path, three_digits, SUMS, max_steps=40, learning_rate=0.1)
     trainer.train()
-    assert told_of(trainer.state.log_history) == [RULES[0].name]
+    assert told_of(trainer.state.log_history) == ["collapse"]
 
 
 SOLVED, SEVEN = units(0.0, 1.0), says("7")
@@ -454,3 +454,28 @@ def test_a_reward_that_only_wavers_did_not_fall(seed):
         for step, reward in enumerate(rewards.tolist(), 1)
     ]  # fmt: skip
     assert "fell" not in " ".join(what_to_change(log, trl_replay.ReplayConfig().to_dict()))
+
+
+def sick(**values):
+    """Forty steps of a log of TRL's, whose groups are of 8 completions."""
+    healthy = {
+        "grad_norm": 0.3, "completions/clipped_ratio": 0.05, "completions/max_length": 256.0, "entropy": 0.4,
+        "rewards/accuracy/mean": 0.34, "rewards/accuracy/std": 0.4, "reward": 0.34, "reward_std": 0.4,
+        "frac_reward_zero_std": 0.3,
+    }  # fmt: skip
+    return [{"step": step, "epoch": step / 40, **healthy, **values} for step in range(1, 41)]
+
+
+@pytest.mark.parametrize("norm", [0.0, float("nan")])
+@pytest.mark.parametrize("dead", [0.0, 0.5])
+def test_188_live_groups_without_a_gradient_are_told_first_and_alone(norm, dead):
+    assert told_of(sick(grad_norm=norm, frac_reward_zero_std=dead)) == ["no gradient"]
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.0156])
+def test_188_completions_that_are_nearly_all_cut_off_are_told_first(reward):
+    of_function = {"rewards/accuracy/mean": reward, "rewards/accuracy/std": reward * 4}
+    rewards = {"reward": reward, "reward_std": reward * 4, **of_function}
+    dead = 0.875 if reward else 1.0
+    log = sick(frac_reward_zero_std=dead, **rewards, **{"completions/clipped_ratio": 0.98})
+    assert told_of(log)[0] == "cut off"

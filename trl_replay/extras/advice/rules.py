@@ -153,6 +153,10 @@ GENERATIONS, USUAL_SIZE = "num_generations", 8
 WAS_LIVE = "steps with a live group"
 SILENT = "reward functions that never paid"
 UNSCORED = "steps without a reward"
+NO_GRADIENT = "steps without a gradient"
+"""Those with a live group whose `grad_norm` is 0 or no number."""
+LONGEST = "completions/max_length"
+LOW = "rewards hardly rise above their lowest"
 UNSOLVED = "share of groups of 8 that fail"
 """Of another size those that would fail of 8 completions, at the same pass rate."""
 CAME_AGAIN = "prompts came again"
@@ -199,10 +203,31 @@ SOME_DEAD = (
     Bound(ALL_RIGHT, most=0.5),
     *TAUGHT_WITHOUT_REPLAY,
 )
-NOTHING_ELSE_HELPS = ("collapse", "deterministic")
+NOTHING_ELSE_HELPS = ("no gradient", "collapse", "deterministic")
 """Rules after which no other is told, but those that may have led there."""
 LED_THERE = ("no correction", "overused")
 RULES = (
+    Rule(
+        "no gradient",
+        (Bound(NO_GRADIENT, least=0.9), Bound(UNSCORED, most=0.1)),
+        "`grad_norm` is 0 or no number although groups are live: nothing is trained. Look for an optimizer without "
+        "trainable parameters, a frozen adapter, gradient clipping at 0, or an overflow (fp16), before you judge "
+        "anything else, replay included.",
+        "when-replay-pays.md#before-you-compare",
+    ),
+    Rule(
+        "cut off",
+        (
+            Bound(CLIPPED, least=0.9),
+            Bound(LONGEST, least=64),
+            Bound(DEAD_EXACT, least=0.5),
+            Bound(ALL_RIGHT, most=0.05),
+            Bound(LOW, least=1.0),
+        ),
+        "Nearly all completions reach `max_completion_length` before they end, and hardly one is rewarded. Raise "
+        "`max_completion_length`, or ask for shorter answers, before you judge anything else, replay included.",
+        "when-replay-pays.md#before-you-compare",
+    ),
     Rule(
         "collapse",
         COLLAPSED,
@@ -450,7 +475,7 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     never_live = all(entry[DEAD] == 1 for entry in entries)
     entries = [{**_without_replay(entry, labeled, never_live), **entry} for entry in entries]
     last = entries[-max(int(LAST_PART * len(entries)), LEAST) :]
-    names = {name for entry in last for name in entry if name.startswith("replay/")} | {CLIPPED}
+    names = {name for entry in last for name in entry if name.startswith("replay/")} | {CLIPPED, LONGEST}
     means = {name: value for name in names if (value := mean(last, name)) is not None}
     known = {
         UNTRAINED: 0.0,
@@ -478,7 +503,9 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
 def _derived(entries: Log, last: Log, settings: Mapping[str, Any], attached: bool) -> dict[str, Any]:
     """Facts that no single metric tells."""
     functions = [name[8:-5] for name in last[-1] if name.startswith("rewards/") and name.endswith("/mean")]
-    found: dict[str, Any] = {FUNCTIONS: len(functions), UNSCORED: _unscored(last)}
+    found: dict[str, Any] = {FUNCTIONS: len(functions), UNSCORED: _unscored(last), NO_GRADIENT: _untaught(last)}
+    rewards = numbers(last, SUM)
+    found[LOW] = float(bool(rewards) and 0 <= min(rewards) <= max(rewards) <= LEARNED)
     found[COUNTED] = sum(attached or entry[DEAD_EXACT] > 0 for entry in entries if is_number(entry.get(DEAD_EXACT)))
     found[WAS_LIVE] = sum(entry[DEAD_EXACT] < 1 for entry in entries if is_number(entry.get(DEAD_EXACT)))
     if attached or len(functions) < 2:
@@ -528,6 +555,12 @@ def _never_paid(entries: Log, name: str) -> bool:
     """Tell whether a reward function gave 0 to every completion of a log of TRL's."""
     told = [numbers(entries, f"rewards/{name}/{statistic}") for statistic in ("mean", "std")]
     return all(len(values) == len(entries) and max(map(abs, values)) <= TINY for values in told)
+
+
+def _untaught(last: Log) -> float:
+    """Return the share of steps without a gradient among those with a live group; 0 where none is logged."""
+    live = [entry["grad_norm"] for entry in last if "grad_norm" in entry and entry.get(DEAD_EXACT, 1) < 1]
+    return sum(not is_number(norm) or norm == 0 for norm in live) / len(live) if live else 0.0
 
 
 def _unscored(last: Log) -> float:
