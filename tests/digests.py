@@ -59,7 +59,7 @@ TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gra
 ACCUMULATION = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
 TWO_RANKS = {"per_device_train_batch_size": 8, "num_generations": 4}
 STRADDLING = {"per_device_train_batch_size": 6, "num_generations": 4}
-ALWAYS = {"replay_record": "forward", "replay_selector": "always", "replay_selector_kwargs": {"share": 0.7}}
+ALWAYS = {"replay_record": "forward", "replay_selector": "always(share=0.7)"}
 REFERENCE = {"beta": 0.1, "num_iterations": 2, "replay_start": 0}
 MIXED = {"replay_mixer": "inject", "replay_sampler": "same_prompt", "replay_start": 0}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -97,7 +97,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "scale_rewards": "batch",
         **MIXED,
         **ALWAYS,
-        "replay_mixer_kwargs": {"rows": 3},
+        "replay_mixer": "inject(rows=3)",
         "replay_advantages": "split",
     },
     "more rounds": {"replay_start": 0, "replay_refill_rounds": 2, "replay_unfilled": "mask"},

@@ -84,7 +84,7 @@ def test_the_plugin_with_advantages_of_its_own_shapes_them_without_a_buffer(tmp_
     [
         ({"replay_advantages": "joint"}, True),
         ({"replay_advantages": "split"}, False),
-        ({"replay_advantages": "split", "replay_mixer_kwargs": {"rows": 2}}, True),
+        ({"replay_advantages": "split", "replay_mixer": "inject(rows=2)"}, True),
         ({"replay_advantages": "stored", "replay_sampler": "uniform"}, True),
     ],
 )

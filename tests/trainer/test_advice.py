@@ -22,7 +22,7 @@ FULL = [[HALF, LIVE, LIVE]] * 3
 """Batches that fill the buffer."""
 MOSTLY_DEAD = [[DEAD, DEAD, LIVE]]
 
-NARROW = {"replay_correction": "sequence_mask", "replay_correction_kwargs": {"low": 0.99, "high": 1.01}}
+NARROW = {"replay_correction": "sequence_mask(low=0.99, high=1.01)"}
 
 RUNS = {
     "all wrong": ([[DEAD] * 3], {}, {}, {"nothing live"}),

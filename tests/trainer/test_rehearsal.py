@@ -141,7 +141,7 @@ def test_every_built_in_strategy_passes(trainer: Any) -> None:
             if owner.name in (BUILTIN, "freshness"):
                 settings = {"replay_sampler": "proportional"} if spec.name == "per" else {}
                 settings |= {"replay_advantages": "stored", "replay_record": "forward"}
-                settings |= {"replay_selector_kwargs": {"share": 0.5}} if spec.name == "always" else {}
+                settings |= {"replay_selector": "always(share=0.5)"} if spec.name == "always" else {}
                 attach(trainer, **{**settings, f"replay_{kind}": spec.name})
 
 

@@ -78,7 +78,7 @@ def test_137_a_selector_has_the_whole_batch_where_all_wrong_groups_stay(tmp_path
     seen: list[int] = []
     run = train(
         tmp_path, [LIVE, HALF, LIVE], [RIGHT, DEAD, LIVE], beta=0.1, replay_kl="all_wrong", replay_record="loss",
-        replay_selector="always", replay_selector_kwargs={"share": 0.34},
+        replay_selector="always(share=0.34)",
         hooks={"select": lambda groups: seen.append(len(groups))},
     )  # fmt: skip
     assert seen == [3] * 4

@@ -1,16 +1,18 @@
 """ReplayConfig in Python: what it checks, and what it says."""
 
 import dataclasses
-import json
+import math
 import re
 import subprocess
 import sys
+from keyword import iskeyword
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
 from trl_replay import ConfigurationError, ReplayConfig
+from trl_replay.base.arguments import Named
 
 
 def test_every_field_is_documented():
@@ -24,7 +26,7 @@ BAD = {
     "replay_buffer_size": [True],
     "replay_max_bytes": ["much", "-5MB", "0", 0, "5 XB", True, 1.5, "MB", ""],
     "replay_evictor": [""],
-    "replay_sampler_kwargs": ["{alpha: 1}", [1]],
+    "replay_sampler": ["uniform(a", "uniform(1)", "uniform(**{})", "uniform(a=b)", "uniform()()", "(a=1)", [1]],
     "replay_preset": [3],
     "replay_plugins": [[1], 3],
     "replay_seed": [-1],
@@ -52,19 +54,29 @@ def test_a_bad_value_is_named_with_its_setting_and_a_remedy(name, value):
 
 @settings(deadline=None)
 @given(
-    st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4)
+    st.dictionaries(
+        st.from_regex(r"[a-z]{1,5}", fullmatch=True).filter(lambda name: not iskeyword(name)),
+        st.none() | st.booleans() | st.integers() | st.text(),
+        max_size=4,
+    )
 )
-def test_json_kwargs_mean_the_same_as_a_mapping(kwargs):
-    config = ReplayConfig(replay_scorer="a_module:scorer", replay_scorer_kwargs=json.dumps(kwargs))
-    assert config.kwargs_of("scorer") == kwargs
+def test_arguments_come_back_from_their_text(arguments):
+    config = ReplayConfig(replay_scorer=str(Named("a_module:scorer", arguments)))
+    assert config.strategy("scorer") == ("a_module:scorer", arguments)
+
+
+def test_values_may_be_written_as_in_yaml():
+    config = ReplayConfig(replay_scorer="a_module:scorer (on=true, off=false, of=[null, -inf], by='false')")
+    given = {"on": True, "off": False, "of": [None, -math.inf], "by": "false"}
+    assert config.strategy("scorer") == ("a_module:scorer", given)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"replay_sampler": "proportionl"}, "Did you mean 'proportional'?"),
-        ({"replay_sampler_kwargs": {"alpa": 1}}, "has no argument 'alpa'. Did you mean 'alpha'?"),
-        ({"replay_evictor": "fifo", "replay_evictor_kwargs": {"by": 1}}, "It takes no arguments."),
+        ({"replay_sampler": "prompt_balanced(alpa=1)"}, "has no argument 'alpa'. Did you mean 'alpha'?"),
+        ({"replay_evictor": "fifo(by=1)"}, "It takes no arguments."),
     ],
 )
 def test_names_and_arguments_are_looked_up_when_the_configuration_is_made(given, words):
@@ -75,8 +87,8 @@ def test_names_and_arguments_are_looked_up_when_the_configuration_is_made(given,
 
 @pytest.mark.parametrize("name", ["to_come/sampler", "a_module:sampler"])
 def test_what_may_be_registered_or_imported_later_is_looked_up_by_attach(name):
-    config = ReplayConfig(replay_sampler=name, replay_sampler_kwargs={"any": 1})
-    assert config.replay_sampler == name
+    config = ReplayConfig(replay_sampler=f"{name}(any=1)")
+    assert config.strategy("sampler") == (name, {"any": 1})
 
 
 def test_a_preset_fills_what_is_left_at_its_default():

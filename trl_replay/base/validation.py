@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 from ..errors import ConfigurationError
 from ..specs import Kind
+from .arguments import Named
 from .data_files import KINDS, are_paths, data_files
 from .sizes import parse_bytes
 
@@ -95,7 +96,7 @@ def strategy(kind: Kind) -> Check:
 
     def checked(value: object) -> str | None:
         if value != "" and not isinstance(value, NO_STRATEGY):
-            return None
+            return named(value) if isinstance(value, str) else None
         return (
             f"give the name of a {kind} as text (in YAML in quotes), or a {kind} itself; `trl-replay list` shows all"
         )
@@ -103,11 +104,13 @@ def strategy(kind: Kind) -> Check:
     return checked
 
 
-def keyword_arguments(value: object) -> str | None:
-    """A mapping from names to values."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return None
-    return "give a mapping from argument names to values, or the same as a JSON object"
+def named(value: str) -> str | None:
+    """A name, or one with arguments in parentheses."""
+    try:
+        Named.read(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def size_in_bytes(value: object) -> str | None:
@@ -133,11 +136,15 @@ def names(of: str) -> Check:
     return checked
 
 
-def arguments_of_plugins(value: object) -> str | None:
-    """A mapping from texts to mappings."""
-    if isinstance(value, dict) and not any(map(keyword_arguments, [value, *value.values()])):
-        return None
-    return "give a mapping such as {'greso': {'target': 0.4}}, or the same as a JSON object"
+def plugins(value: object) -> str | None:
+    """A list of names, each once, or with arguments in parentheses."""
+    remedy = names("plugin")(value)
+    if remedy is not None or not isinstance(value, list | tuple):
+        return remedy
+    remedy = next(filter(None, map(named, value)), None)
+    if remedy is None and len({Named.read(text).name for text in value}) < len(value):
+        return "give each plugin once"
+    return remedy
 
 
 def preset_name(value: object) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
+from ..base.arguments import Named
 from ..base.plain import in_json
 from ..base.sizes import parse_bytes
 from ..base.validation import (
@@ -15,14 +17,13 @@ from ..base.validation import (
     AUTO,
     STRATEGY_KINDS,
     Check,
-    arguments_of_plugins,
     choice,
     column_names,
     function_name,
-    keyword_arguments,
     names,
     number,
     optional,
+    plugins,
     preset_name,
     readable_files,
     refuse_without_effect,
@@ -79,11 +80,6 @@ def setting(default: Any, text: str) -> Any:
     return field(default=_MARKS.get(type(default), bool)(default), metadata=metadata)
 
 
-def arguments(kind: str) -> Any:
-    """Declare the keyword arguments of a kind of strategy."""
-    return setting(None, f"Keyword arguments of the {kind}: a mapping, or on the command line a JSON string.")
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How a setting is checked and compared between ranks.
@@ -98,10 +94,25 @@ class Rule:
     ranks: str = "equal"
 
 
+C = TypeVar("C")
 WEIGHTS = "a number above 0, at most 1,000,000; replay_dry_run=True measures and trains on nothing stored"
-Arguments: TypeAlias = Annotated[dict[str, Any] | str | None, Rule(optional(keyword_arguments))]
 
 
+def _with_remedies(made: type[C]) -> type[C]:
+    """The constructor tells what to write instead of a setting that there is not, as `attach` does."""
+    config: Any = made
+    init = config.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **settings: Any) -> None:
+        config._refuse_unknown(settings, config.__name__)
+        init(self, *args, **settings)
+
+    config.__init__ = checked
+    return made
+
+
+@_with_remedies
 @dataclass
 class ReplayConfig:
     """Settings of a replay session. Use it next to `GRPOConfig` in `TrlParser`, or pass its fields to `attach`.
@@ -135,26 +146,22 @@ class ReplayConfig:
     replay_scorer: Annotated[str, Rule(strategy("scorer"))] = setting(
         "advantage_std",
         """Priority of a stored group. The evictor `heap` keeps the highest, the sampler `proportional` draws in
-        proportion to it, and `prompt_balanced` does the same per prompt.""",
+        proportion to it, and `prompt_balanced` does the same per prompt. Write a strategy's arguments in parentheses:
+        `"pass_rate(target=0.5)"`; `trl-replay list NAME` shows them.""",
     )
-    replay_scorer_kwargs: Arguments = arguments("scorer")
     replay_evictor: Annotated[str, Rule(strategy("evictor"))] = setting(
         "prompt_balanced", """Which stored groups leave a full buffer."""
     )
-    replay_evictor_kwargs: Arguments = arguments("evictor")
     replay_sampler: Annotated[str, Rule(strategy("sampler"))] = setting(
         "prompt_balanced", """Which stored groups are drawn for replay."""
     )
-    replay_sampler_kwargs: Arguments = arguments("sampler")
     replay_selector: Annotated[str, Rule(strategy("selector"))] = setting(
         "zero_std",
         """Which fresh groups stored ones may replace; by default dead groups, whose advantages are all equal.""",
     )
-    replay_selector_kwargs: Arguments = arguments("selector")
     replay_mixer: Annotated[str, Rule(strategy("mixer"))] = setting(
         "whole", """Whether stored rows replace a whole group (`whole`) or some of its rows (`inject`)."""
     )
-    replay_mixer_kwargs: Arguments = arguments("mixer")
     replay_scope: Annotated[str, Rule(strategy("scope"))] = setting(
         AUTO,
         """Which processes share a buffer: none (`process`), or all (`gathered`), each group stored on one of them.
@@ -162,11 +169,9 @@ class ReplayConfig:
         `gathered`; `session.explain()` says which and why. A resumed run keeps its
         checkpoint's scope.""",
     )
-    replay_scope_kwargs: Arguments = arguments("scope")
     replay_correction: Annotated[str, Rule(strategy("correction"))] = setting(
         "ratio", """Off-policy correction: how the loss accounts for replayed rows that an older policy generated."""
     )
-    replay_correction_kwargs: Arguments = arguments("correction")
     replay_max_age: Annotated[int | None, Rule(optional(whole(1)))] = setting(
         None, """Maximum age of a replayed group, in optimizer updates since it was generated. No limit if not set."""
     )
@@ -273,15 +278,10 @@ class ReplayConfig:
         """Seed of replay's private random generator. If not set, the trainer's seed, plus the rank with the scope
         `process`.""",
     )
-    replay_plugins: Annotated[list[str] | None, Rule(optional(names("plugin")))] = setting(
+    replay_plugins: Annotated[list[str] | None, Rule(optional(plugins))] = setting(
         None,
-        """Plugins whose hooks are called, by entry-point name. Naming a plugin's strategy or preset also calls its
-        hooks.""",
-    )
-    replay_plugins_kwargs: Annotated[dict[str, Any] | str | None, Rule(optional(arguments_of_plugins))] = setting(
-        None,
-        """Keyword arguments of plugins for this run, by plugin name; on the command line a JSON string. `trl-replay
-        list NAME` shows what a plugin takes.""",
+        """Plugins whose hooks are called, by entry-point name, with arguments in parentheses: `"greso(target=0.4)"`.
+        Naming a plugin's strategy or preset also calls its hooks.""",
     )
     replay_on_mismatch: Annotated[str, Rule(choice("refuse", "empty"))] = setting(
         "refuse",
@@ -316,9 +316,6 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         self._given = {spec.name for spec in fields(self) if not self._take_plain(spec.name)}
-        for kind in STRATEGY_KINDS:
-            self._parse_kwargs(f"replay_{kind}_kwargs")
-        self._parse_kwargs("replay_plugins_kwargs")
         self._parse_kwargs("replay_warm_start_columns")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
@@ -352,14 +349,13 @@ class ReplayConfig:
         """Refuse an unknown strategy or argument before a model is loaded.
 
         What a plugin (`plugin/name`) or a module (`module:name`) has is looked up by `attach`: it may be registered
-        later. Beside a preset, the arguments may be for the strategy that the preset names.
+        later.
         """
-        name = getattr(self, f"replay_{kind}")
-        arguments = self.kwargs_of(kind)
-        if not isinstance(name, str) or "/" in name or ":" in name:
-            return
-        if arguments or name != getattr(ReplayConfig, f"replay_{kind}"):
-            registry().resolve(kind, name, arguments if self.replay_preset is None else {})
+        value = getattr(self, f"replay_{kind}")
+        if isinstance(value, str) and value != getattr(ReplayConfig, f"replay_{kind}"):
+            name, arguments = Named.read(value)
+            if "/" not in name and ":" not in name:
+                registry().resolve(kind, name, arguments)
 
     def _take_plain(self, name: str) -> bool:
         """Replace a marked default by its plain value; return False if the user gave the value."""
@@ -378,9 +374,15 @@ class ReplayConfig:
         """Return every setting by name, as values for JSON; an object strategy by its name."""
         return {spec.name: in_json(getattr(self, spec.name)) for spec in fields(self)}
 
-    def kwargs_of(self, kind: str) -> dict[str, Any]:
-        """Return the keyword arguments given for a kind of strategy."""
-        return dict(getattr(self, f"replay_{kind}_kwargs") or {})
+    def strategy(self, kind: str) -> tuple[Any, Mapping[str, Any]]:
+        """Return a strategy's name, or in Python the strategy itself, and the arguments given for it."""
+        value = getattr(self, f"replay_{kind}")
+        return Named.read(value) if isinstance(value, str) else (value, {})
+
+    @property
+    def plugins(self) -> dict[str, Mapping[str, Any]]:
+        """Names of the plugins that are called, with their arguments."""
+        return dict(map(Named.read, self.replay_plugins or []))
 
     @property
     def columns_of_warm_start(self) -> dict[str, str]:
@@ -413,10 +415,6 @@ class ReplayConfig:
     def with_defaults(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """Return a validated copy where `settings` (a preset's) fill the fields that nobody gave."""
         unset = {name: value for name, value in settings.items() if name not in self._given}
-        for kind in STRATEGY_KINDS:  # a preset's arguments are for the preset's strategy
-            name = f"replay_{kind}"
-            if name in settings and name not in unset:
-                unset.pop(f"{name}_kwargs", None)
         config = self._with(unset, source)
         config._given = self._given
         return config
@@ -425,15 +423,15 @@ class ReplayConfig:
         self._refuse_unknown(settings, source)
         return replace(self, **settings)
 
-    def _refuse_unknown(self, names: Iterable[str], source: str) -> None:
-        known = [spec.name for spec in fields(self)]
+    @classmethod
+    def _refuse_unknown(cls, names: Iterable[str], source: str) -> None:
+        known = [spec.name for spec in fields(cls)]
         for name in names:
             if name in known:
                 continue
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            hint = hint or f" The settings are: {', '.join(known)}."
-            raise ConfigurationError(f"{source} has no setting {name!r}.{hint}")
+            hint = f"Did you mean {near[0]!r}?" if near else f"The settings are: {', '.join(known)}."
+            raise ConfigurationError(f"{source} has no setting {name!r}. {_instead_of(name) or hint}")
 
     def _parse_kwargs(self, name: str) -> None:
         value = getattr(self, name)
@@ -443,6 +441,15 @@ class ReplayConfig:
             setattr(self, name, json.loads(value))
         except json.JSONDecodeError as error:
             raise unusable(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None
+
+
+def _instead_of(name: str) -> str:
+    """What to write instead of a setting that there was before 0.1; empty for any other name."""
+    setting = name.removesuffix("_kwargs")
+    if setting != name and setting in RULES:
+        text = "name(argument=value)"
+        return f"Arguments stand in parentheses: {setting}={[text] if setting == 'replay_plugins' else text!r}."
+    return ""
 
 
 RULES: dict[str, Rule] = {

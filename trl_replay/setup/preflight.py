@@ -321,7 +321,7 @@ def _useless(trainer: Any, settings: Settings, components: Components) -> Iterat
     if selector.label == "always" and not slots_within(chosen, groups):
         yield (
             f"replay_selector='always' (share={chosen:g}) selects none of the {counted(groups, 'group')} of a batch: "
-            f"nothing would be replayed. Set replay_selector_kwargs={{'share': {math.ceil(100 / groups) / 100:g}}} or "
+            f"nothing would be replayed. Set replay_selector='always(share={math.ceil(100 / groups) / 100:g})' or "
             "more."
         )
     share = config.replay_max_fraction

@@ -22,7 +22,7 @@ from trl_replay.testing import make_context, make_groups, make_table, make_token
 SETTINGS: dict[str, dict[str, Any]] = {
     "exgrpo": {"replay_start_pass_rate": 0.0},
     "arpo": {},
-    "repo": {"replay_mixer_kwargs": {"cached": 4}},
+    "repo": {"replay_mixer": "repo/cached(cached=4)"},
     "adv_per": {"replay_start": 0},
 }
 PROMPTS = ("1=", "12=", "123+4=")

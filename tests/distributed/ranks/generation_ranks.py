@@ -159,7 +159,7 @@ def streamed(folder, rank):
     trainer = Spy(model=trainer.model, reward_funcs=script, args=args, train_dataset=stream,
                   processing_class=trainer.processing_class)  # fmt: skip
     trainer.rollout_func = script.rollout
-    bapo = {"replay_plugins": ["bapo"], "replay_plugins_kwargs": {"bapo": {"every": 1, "high": 1.0}}}
+    bapo = {"replay_plugins": ["bapo(every=1, high=1.0)"]}
     session = trl_replay.attach(trainer, replay_scope="gathered", replay_pass_reward=0.5, **bapo)
     trainer.train()
     assert len(session.prompts) > 4

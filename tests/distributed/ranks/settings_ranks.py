@@ -20,15 +20,13 @@ CASES = {
     "replay_weight": ({}, {"replay_weight": 0.5}),
     "replay_unfilled": ({}, {"replay_unfilled": "mask"}),
     "replay_correction": ({}, {"replay_correction": "truncated"}),
-    "replay_correction_kwargs": tuple(
-        {"replay_correction": "truncated", "replay_correction_kwargs": {"cap": cap}} for cap in (1.0, 2.0)
-    ),
+    "replay_correction, of arguments": tuple({"replay_correction": f"truncated(cap={cap!r})"} for cap in (1.0, 2.0)),
     "replay_max_weight": ({}, {"replay_max_weight": 2.0}),
     "replay_logps_dtype": ({}, {"replay_logps_dtype": "bfloat16"}),
     "replay_buffer_size": ({}, {"replay_buffer_size": 9}),
     "replay_scope": ({}, {"replay_scope": "process"}),
-    "replay_scope_kwargs": tuple(
-        {"replay_scope": "tuned/tuned", "replay_scope_kwargs": {"patience": patience}} for patience in (1, 2)
+    "replay_scope, of arguments": tuple(
+        {"replay_scope": f"tuned/tuned(patience={patience!r})"} for patience in (1, 2)
     ),
     "replay_max_bytes": ({}, {"replay_max_bytes": "1GB"}),
     "replay_refill_rounds": ({}, {"replay_refill_rounds": 2}),
@@ -38,9 +36,7 @@ CASES = {
     "replay_plugins, of prompts": ({}, {"replay_plugins": ["prompts"]}),
     "replay_plugins, another release": ({"replay_plugins": ["released"]}, {"replay_plugins": ["released"]}),
     "replay_plugins, another hook": ({"replay_plugins": ["hooks"]}, {"replay_plugins": ["hooks"]}),
-    "replay_plugins_kwargs": tuple(
-        {"replay_plugins": ["shaping"], "replay_plugins_kwargs": {"shaping": {"by": by}}} for by in (1.0, 2.0)
-    ),
+    "replay_plugins, of arguments": tuple({"replay_plugins": [f"shaping(by={by!r})"]} for by in (1.0, 2.0)),
     "replay_scorer, another release": ({"replay_scorer": "released/even"}, {"replay_scorer": "released/even"}),
     "batch keys of plugins": ({"replay_plugins": ["keys"]}, {"replay_plugins": ["keys"]}),
     "replay_seed": ({"replay_seed": 1}, {"replay_seed": 2}),

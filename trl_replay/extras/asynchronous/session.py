@@ -15,6 +15,7 @@ import torch
 from ... import compat
 from ...base.progress import KeptErrors
 from ...base.sizes import counted
+from ...base.validation import AUTO
 from ...batch.stored import logps_dtype
 from ...data.prompt_table import PromptTable
 from ...data.types import Batch, Entry
@@ -248,7 +249,7 @@ def make_session(trainer: Any, settings: Settings) -> AsyncSession:
         ReplayError: The settings can't be used with it.
     """
     compat.check_asynchronous(trainer)
-    if settings.config.replay_scope == "auto":
+    if settings.label("scope") == AUTO:
         settings = settings.with_scope("process", "the main process reads the queue")
     main = trainer.accelerator.is_main_process
     names = compat.worker_rewards(trainer) if main else [settings.config.replay_reward or "reward"]

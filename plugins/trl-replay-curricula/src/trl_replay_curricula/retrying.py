@@ -23,8 +23,7 @@ SETTINGS: dict[str, Any] = {
     "replay_scorer": "pass_rate",
     "replay_evictor": "fifo",
     "replay_sampler": "top",
-    "replay_correction": "truncated",
-    "replay_correction_kwargs": {"cap": 3.0},
+    "replay_correction": "truncated(cap=3.0)",
     "replay_start": 0,
 }
 

@@ -73,7 +73,7 @@ def test_groups_of_which_one_row_would_be_cached_are_refused(tmp_path: Any, size
     trainer = make_trainer(tmp_path, Rewards([[0.0] * size]), num_generations=size, per_device_train_batch_size=size)
     with pytest.raises(RefusedError, match=f"num_generations={size} a single row"):
         trl_replay.attach(trainer, replay_preset="repo")
-    trl_replay.attach(trainer, replay_preset="repo", replay_mixer_kwargs={"rows": 2})
+    trl_replay.attach(trainer, replay_preset="repo", replay_mixer="repo/cached(rows=2)")
 
 
 @pytest.mark.parametrize(
