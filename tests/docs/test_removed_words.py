@@ -20,6 +20,7 @@ ERRORS: dict[str, set[str]] = {
     r"[`\"']sharded[`\"']|scope[ =]sharded": {"trl_replay/registry.py", "tests/trainer/test_mistakes.py"}
 }
     r"replay_[a-z]+_kwargs": '`replay_sampler="proportional(alpha=0.5)"`, or `replay_plugins=["greso(target=0.4)"]`',
+    "start_pass_rate": '`replay_start="pass_rate(0.35)"`',
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
 ERRORS: dict[str, set[str]] = {r"replay_[a-z]+_kwargs": {"tests/trainer/test_mistakes.py"}}

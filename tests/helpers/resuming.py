@@ -35,7 +35,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 PROMPTS = tuple(f"{number}=" for number in range(30))
 TIMED = {"replay/seconds"}
 LIMITS: dict[str, Any] = {
-    "replay_start_pass_rate": 0.01,
+    "replay_start": "pass_rate(0.01)",
     "replay_retire_passes": 4,
     "replay_unfilled": "exclude",
     "replay_correction": "per",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping
 from math import inf
 from numbers import Integral, Real
@@ -118,11 +119,20 @@ def size_in_bytes(value: object) -> str | None:
     return "give bytes, '512MB' or '2GiB'" if parse_bytes(value) is None else None
 
 
-def start(value: object) -> str | None:
-    """Updates, or `ADAPTIVE`."""
-    if value in (None, ADAPTIVE) or (_is_whole(value) and value >= 0):
+def pass_rate_of(start: object) -> float | None:
+    """The share in a start such as `pass_rate(0.35)`; None for any other."""
+    found = isinstance(start, str) and re.fullmatch(r"pass_rate\(([\d.]+)\)", start)
+    try:
+        return float(found[1]) if found else None
+    except ValueError:
         return None
-    return f"give {ADAPTIVE!r} or a number of updates of at least 0"
+
+
+def start(value: object) -> str | None:
+    """Updates, `ADAPTIVE`, or a share of completions that must pass."""
+    if value in (None, ADAPTIVE) or (_is_whole(value) and value >= 0) or share(pass_rate_of(value)) is None:
+        return None
+    return f"give {ADAPTIVE!r}, a number of updates of at least 0, or 'pass_rate(0.35)', a share between 0 and 1"
 
 
 def names(of: str) -> Check:

@@ -71,9 +71,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
     hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
     rules = Rules(
         hooks=hooks,
-        limiter=RateLimiter(
-            RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
-        ),
+        limiter=RateLimiter(RateLimits(config.replay_start, config.replay_max_fraction)),
         success=success,
         max_age=config.replay_max_age,
         max_uses=config.replay_max_uses,

@@ -187,12 +187,8 @@ class ReplayConfig:
         while rewards are sparse (fewer than four live groups so far, that is groups with unequal advantages, or
         fewer than one in ten): until 16 groups were stored, or a quarter of the buffer's size if that is less, as
         long as live groups keep coming, and for at most a quarter of the run. After the first replay or a warm
-        start it does not wait. `None` or `0` does not wait.""",
-    )
-    replay_start_pass_rate: Annotated[float | None, Rule(optional(share))] = setting(
-        None,
-        """Fraction of completions that must pass before replay starts, as a running average over about 32 batches. No
-        such limit if not set.""",
+        start it does not wait. `"pass_rate(0.35)"` waits until this fraction of completions passes, as a running
+        average over about 32 batches. `None` or `0` does not wait.""",
     )
     replay_task_columns: Annotated[list[str] | None, Rule(optional(names("column")))] = setting(
         None,

@@ -44,7 +44,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "asymre": {"num_iterations": 2, "max_steps": 8},
     "oapl": {"num_iterations": 2, "max_steps": 8},
     "popo_stale": {"replay_sampler": "popo_stale/oldest(least_age=2)"},
-    "exgrpo": {"replay_start_pass_rate": 0.01},
+    "exgrpo": {"replay_start": "pass_rate(0.01)"},
     "fair_er": {"num_iterations": 2, "max_steps": 8},
     "dapo": {"replay_refill_rounds": 2},
     "re_dr": {"scale_rewards": "none"},

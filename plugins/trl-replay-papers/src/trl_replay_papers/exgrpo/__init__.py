@@ -44,8 +44,7 @@ SETTINGS: dict[str, Any] = {
     "replay_selector": "always(share=1.0)",
     "replay_record": "forward",
     "replay_correction": "shaped(gamma=0.1)",
-    "replay_start_pass_rate": 0.35,
-    "replay_start": 0,
+    "replay_start": "pass_rate(0.35)",
 }
 
 
