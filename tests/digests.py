@@ -100,7 +100,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "replay_mixer": "inject(rows=3)",
         "replay_advantages": "split",
     },
-    "more rounds": {"replay_start": 0, "replay_refill_rounds": 2, "replay_unfilled": "mask"},
+    "more rounds": {"replay_start": 0, "replay_refill": "new(rounds=2)", "replay_unfilled": "mask"},
     "iterations": {"num_iterations": 3, "max_steps": 24, "replay_start": 0, "replay_iterations": "replay"},
     "dry run": {"replay_start": 0, "replay_dry_run": True, "replay_unfilled": "exclude"},
     "token advantages": {"trainer_class": "tokens", "replay_start": 0, "replay_unfilled": "exclude"},

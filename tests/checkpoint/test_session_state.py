@@ -254,8 +254,8 @@ def emptied(folder, **settings):
 def test_67_a_strategy_that_cant_take_its_saved_state_is_named_with_the_checkpoint_or_leaves_the_buffer_empty(
     tmp_path,
 ):
-    settings = {"replay_refill_rounds": 1, "resume": str(tmp_path / "checkpoint-6")}
-    train(tmp_path, replay_evictor=Stateful(1), max_steps=6, replay_refill_rounds=1)
+    settings = {"replay_refill": "new(rounds=1)", "resume": str(tmp_path / "checkpoint-6")}
+    train(tmp_path, replay_evictor=Stateful(1), max_steps=6, replay_refill="new(rounds=1)")
     with pytest.raises(CheckpointError, match=r"checkpoint-6.*evictor.*Stateful.*version 1 is not known"):
         train(tmp_path, replay_evictor=Stateful(2, 1), **settings)
     evictor = Stateful(2, 1)

@@ -40,7 +40,7 @@ def test_every_setting_of_the_decision_table_can_be_used():
         trl_replay.ReplayConfig(**{name: value})
 
 
-@pytest.mark.parametrize("example", [example for example in EXAMPLES if "replay_refill_rounds" in example])
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if "replay_refill" in example])
 def test_what_generates_again_attaches_and_trains_as_it_stands(tmp_path, example):
     rewards = Coins(0.5)
     namespace = {"trainer": make_trainer(tmp_path, rewards, PROMPTS), "trl_replay": trl_replay}

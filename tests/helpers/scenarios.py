@@ -137,7 +137,7 @@ ACCUMULATED = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 
 MEANS_OVER_ROWS = ("grpo", "dr_grpo", "sapo", "luspo")
 SEQUENCE = {"importance_sampling_level": "sequence"}
 ONE_ROW = {**INJECTED, "replay_mixer": "inject(rows=1)"}
-REFILLED = {"replay_refill_rounds": 2}
+REFILLED = {"replay_refill": "new(rounds=2)"}
 EXCLUDED = {"replay_unfilled": "exclude", "replay_max_fraction": 0.4}
 
 
@@ -469,7 +469,7 @@ def made(folder: Any, settings: dict[str, Any], rewards: Any, make: Callable[...
 
 def rewards_of(case: Scenario) -> Any:
     """Those of a scenario."""
-    if "replay_refill_rounds" in case.replay:
+    if "replay_refill" in case.replay:
         return Coins(0.4)
     if isinstance(case.rewards, dict):
         return [Rewards(*script, name=name) for name, script in case.rewards.items()]
@@ -491,7 +491,7 @@ def follow(folder: Any, name: str | Scenario, make: Callable[..., Any] = build, 
     trainer = made(folder, {**case.training, **settings}, rewards, make)
     trainer.alone = isinstance(name, str) and name in COMBINATIONS
     session = compared(trainer, case.replay, losses=case.losses)
-    watch, rounds = trainer.watch, case.replay.get("replay_refill_rounds")
+    watch, rounds = trainer.watch, session.config.refill.rounds
     if make is not build:
         return trainer, session  # Unsloth's trainer counts tokens by itself
     if rounds and trainer.scale_rewards == "group" and not isinstance(trainer, Credit):
@@ -506,7 +506,7 @@ def compared(
 ) -> Session:
     """Trains with replay, and compares every loss, gradient and batch with those by hand, unless not asked to: batches
     that hold copies, which are neither fresh rows nor an entry's, are not."""
-    args, generates = trainer.args, "replay_refill_rounds" in replay
+    args, generates = trainer.args, "replay_refill" in replay
     means = args.loss_type in MEANS_OVER_ROWS and args.steps_per_generation > 1
     iterates = replay.get("replay_iterations") == "replay"
     together = means and iterates

@@ -26,7 +26,7 @@ NARROW = {"replay_correction": "sequence_mask(low=0.99, high=1.01)"}
 
 RUNS = {
     "all wrong": ([[DEAD] * 3], {}, {}, {"nothing live"}),
-    "no buffer": ([[DEAD] * 3], {}, {"replay_buffer_size": 0, "replay_refill_rounds": 1}, {"nothing live"}),
+    "no buffer": ([[DEAD] * 3], {}, {"replay_buffer_size": 0, "replay_refill": "new(rounds=1)"}, {"nothing live"}),
     "all right": ([*FULL, [RIGHT] * 3], {"learning_rate": 1e-4}, {}, {"all right"}),
     "dense": ([[LIVE, HALF, LIVE]], {}, {}, set()),
     "stale": ([*FULL, *MOSTLY_DEAD], {"learning_rate": 0.2}, {}, {"stale buffer"}),
@@ -234,7 +234,7 @@ DISEASES = {
     "all rewards None": (constant(None), {}, {}, {"no reward"}),
     "cut off and masked": (SEVEN, MASKED, {}, {"truncation"}),
     "everything of it set already": (
-        SOLVED, SLOW, {"replay_retire_passes": 4, "replay_refill_rounds": 1}, {"all right"}),
+        SOLVED, SLOW, {"replay_retire_passes": 4, "replay_refill": "new(rounds=1)"}, {"all right"}),
     "a teacher's grade": (spread, SLOW, {}, set()),
 }  # fmt: skip
 

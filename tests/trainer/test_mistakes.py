@@ -148,7 +148,7 @@ PYTHON = {
     "bytes in words": (attach(replay_max_bytes="2 gigs"), ["replay_max_bytes='2 gigs'", "'512MB'"]),
     "bytes without a unit": (attach(replay_max_bytes=64), ["replay_max_bytes=64", "Raise it", "'512MB'"]),
     "a share in percent": (attach(replay_max_fraction=50), ["replay_max_fraction=50", "between 0 and 1"]),
-    "a start in percent": (attach(replay_start="10%"), ["replay_start='10%'", "'adaptive' or a number of updates"]),
+    "a start in percent": (attach(replay_start="10%"), ["replay_start='10%'", "'adaptive', a number of updates"]),
     "a start after the end": (attach(replay_start=1000), ["replay_start=1000", "max_steps=4", "Lower it"]),
     "an age of 0": (attach(replay_max_age=0), ["replay_max_age=0", "at least 1"]),
     "a number in quotes": (attach(replay_weight="10"), ["replay_weight='10'", "at most 1,000,000"]),
@@ -205,17 +205,9 @@ PYTHON = {
         attach(replay_correction="truncated(cap=float('inf'))"),
         ["truncated(cap=float", "a number, a text in quotes"],
     ),
-    "prompts of rounds that there are not": (
-        attach(replay_refill_prompts="same"),
-        ["replay_refill_prompts='same'", "replay_refill_rounds=0", "leave this out"],
-    ),
     "short groups of no file": (
         attach(replay_warm_start_short="resample"),
         ["replay_warm_start_short='resample'", "set replay_warm_start"],
-    ),
-    "prompts of rounds that a preset does not set": (
-        attach(replay_preset="sample_efficient", replay_refill_prompts="same"),
-        ["replay_refill_prompts='same'", "replay_refill_rounds=0", "leave this out"],
     ),
     "short groups of no file, with a preset": (
         attach(replay_preset="sample_efficient", replay_warm_start_short="resample"),
@@ -238,16 +230,12 @@ PYTHON = {
         attach(replay_preset="sample_eficient"),
         ["replay_preset='sample_eficient'", "mean 'sample_efficient'"],
     ),
-    "rounds below 0": (attach(replay_refill_rounds=-1), ["replay_refill_rounds=-1", "whole number"]),
+    "no rounds": (attach(replay_refill="new(rounds=0)"), ["replay_refill='new(rounds=0)'", "rounds of at least 1"]),
     "unknown prompts of rounds": (
-        on(replay_refill_prompts="other"),
-        ["replay_refill_prompts='other'", "'new' or 'same'"],
+        on(replay_refill="other(rounds=1)"),
+        ["replay_refill='other(rounds=1)'", "'new(rounds=2)' for new prompts or 'same(rounds=2)'"],
     ),
-    "a share to fill without rounds": (
-        attach(replay_refill_until=0.5),
-        ["replay_refill_until=0.5", "replay_refill_rounds=0"],
-    ),
-    "nothing to fill": (attach(replay_refill_until=0), ["replay_refill_until=0", "above 0, at most 1"]),
+    "nothing to fill": (attach(replay_refill="new(until=0)"), ["replay_refill='new(until=0)'", "above 0, at most 1"]),
     "a weight that float32 does not hold": (attach(replay_weight=1e39), ["can't be used", "give a number"]),
     "a limit that float32 does not hold": (attach(replay_max_weight=1e39), ["can't be used", "give a number"]),
     **{

@@ -208,8 +208,8 @@ def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path: Path) -> None:
         ),
         (
             {"num_iterations": 2, "beta": 0.1},
-            {"replay_kl": "all_wrong", "replay_refill_rounds": 2},
-            "replay_kl='all_wrong'.*replay_refill_rounds=2.*use replay_refill_rounds=0",
+            {"replay_kl": "all_wrong", "replay_refill": "new(rounds=2)"},
+            "replay_kl='all_wrong'.*replay_refill='new.*leave that out",
         ),
     ],
 )

@@ -28,6 +28,16 @@ BAD = {
     "replay_evictor": [""],
     "replay_sampler": ["uniform(a", "uniform(1)", "uniform(**{})", "uniform(a=b)", "uniform()()", "(a=1)", [1]],
     "replay_preset": [3],
+    "replay_refill": [
+        2,
+        False,
+        "other",
+        "new(rounds=0)",
+        "new(2)",
+        "new(round=1)",
+        "new(until=0)",
+        "same(until='no')",
+    ],
     "replay_plugins": [[1], 3],
     "replay_seed": [-1],
     "replay_start": [-1, "soon", 0.5, "pass_rate(1.5)", "pass_rate(.)", "pass_rate"],
@@ -105,10 +115,12 @@ def test_the_nearest_setting_stands_alone_and_without_one_all_are_listed():
         ReplayConfig().with_settings({"zzz": 4}, "attach()")
 
 
-def test_a_preset_may_set_the_rounds_that_other_settings_are_about():
-    config = ReplayConfig(replay_refill_prompts="same", replay_preset="mine/again")
-    filled = config.with_defaults({"replay_refill_rounds": 2}, "a preset")
-    assert (filled.replay_refill_rounds, filled.replay_refill_prompts) == (2, "same")
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [(None, ("new", 0, 1.0)), ("same", ("same", 1, 1.0)), ("new(rounds=2, until=0.8)", ("new", 2, 0.8))],
+)
+def test_plugins_read_dynamic_sampling_from_the_configuration(written, read):
+    assert ReplayConfig(replay_refill=written).refill == read
 
 
 def test_the_config_imports_neither_torch_nor_trl():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping
 from math import inf
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ..errors import ConfigurationError
 from ..specs import Kind
@@ -119,6 +119,46 @@ def size_in_bytes(value: object) -> str | None:
     return "give bytes, '512MB' or '2GiB'" if parse_bytes(value) is None else None
 
 
+class Refill(NamedTuple):
+    """Dynamic sampling, as `replay_refill` says: `new(rounds=2, until=0.8)`.
+
+    Attributes:
+        prompts (`str`): `"new"` or the `"same"`.
+        rounds (`int`): The most of a batch; 0 if the setting is left out.
+        until (`float`): Share of live groups at which rounds end.
+    """
+
+    prompts: str = "new"
+    rounds: int = 0
+    until: float = 1.0
+
+    @classmethod
+    def read(cls, text: str | None) -> Refill:
+        """Read the setting.
+
+        Raises:
+            ValueError, TypeError: It can't be read, or has other arguments.
+        """
+        if text is None:
+            return cls()
+        prompts, given = Named.read(text)
+        return cls(prompts, **{"rounds": 1, **given})
+
+
+def refill(value: object) -> str | None:
+    """Prompts of dynamic sampling with the number of rounds."""
+    remedy = (
+        "give 'new(rounds=2)' for new prompts or 'same(rounds=2)' for the same ones: rounds of at least 1, and as "
+        "until=1.0 a share of live groups above 0, at most 1"
+    )
+    try:
+        prompts, rounds, until = Refill.read(value if isinstance(value, str) else "")
+    except (TypeError, ValueError):
+        return remedy
+    fits = prompts in ("new", "same") and not whole(1)(rounds) and not number("", above=0.0, most=1.0)(until)
+    return None if fits else remedy
+
+
 def pass_rate_of(start: object) -> float | None:
     """The share in a start such as `pass_rate(0.35)`; None for any other."""
     found = isinstance(start, str) and re.fullmatch(r"pass_rate\(([\d.]+)\)", start)
@@ -185,7 +225,7 @@ def column_names(value: object) -> str | None:
 
 
 def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) -> None:
-    """Refuse settings of dynamic sampling and of a warm start without these.
+    """Refuse settings of a warm start without one.
 
     Args:
         settings (`Mapping[str, Any]`): Values of all settings, by name; with a preset, which may set the others, once
@@ -195,11 +235,6 @@ def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) ->
     Raises:
         ConfigurationError: Names the setting, its value and the remedy.
     """
-    if not settings["replay_refill_rounds"]:
-        for name, default in (("replay_refill_prompts", "new"), ("replay_refill_until", 1.0)):
-            if name in given and settings[name] != default:
-                remedy = "nothing is generated again with replay_refill_rounds=0; set that, or leave this out"
-                raise unusable(name, settings[name], remedy)
     path = settings["replay_warm_start"]
     if "replay_warm_start" in given and path is not None and not settings["replay_buffer_size"]:
         raise unusable(

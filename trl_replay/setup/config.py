@@ -17,6 +17,7 @@ from ..base.validation import (
     AUTO,
     STRATEGY_KINDS,
     Check,
+    Refill,
     choice,
     column_names,
     function_name,
@@ -26,6 +27,7 @@ from ..base.validation import (
     plugins,
     preset_name,
     readable_files,
+    refill,
     refuse_without_effect,
     require,
     share,
@@ -129,7 +131,7 @@ class ReplayConfig:
         64,
         """Number of groups (of `num_generations` completions) that the buffer keeps per process (with `gathered`, on
         average). `0` stores nothing; settings that need no buffer
-        still work (`replay_refill_rounds`, `replay_unfilled`, a plugin that shapes advantages or chooses prompts).
+        still work (`replay_refill`, `replay_unfilled`, a plugin that shapes advantages or chooses prompts).
         Without any of these, the trainer does not change.""",
     )
     replay_max_bytes: Annotated[int | str | None, Rule(optional(size_in_bytes), ranks="own")] = setting(
@@ -249,19 +251,13 @@ class ReplayConfig:
         does; `"mask"` removes their KL and entropy gradient; `"exclude"` also removes them from the loss's
         denominator; `"intra_batch"` replaces them with copies of the same batch's live groups.""",
     )
-    replay_refill_rounds: Annotated[int, Rule(whole(0))] = setting(
-        0,
-        """Maximum number of dynamic-sampling rounds, each of which generates new groups for dead ones (all advantages
-        equal). The buffer fills what remains, and then `replay_unfilled` decides.""",
-    )
-    replay_refill_prompts: Annotated[str, Rule(choice("new", "same"))] = setting(
-        "new",
-        """Prompts of dynamic sampling: `"new"` ones of the dataset, in a separate random order in which none repeats
-        before all were sampled, or, with `shuffle_dataset=False` or a sampler of your own, those that the trainer
-        samples next; or the `"same"` ones again.""",
-    )
-    replay_refill_until: Annotated[float, Rule(number("a share above 0, at most 1", most=1.0, above=0.0))] = setting(
-        1.0, """Fraction of live groups (unequal advantages) at which dynamic sampling stops."""
+    replay_refill: Annotated[str | None, Rule(optional(refill))] = setting(
+        None,
+        """Dynamic sampling: rounds that generate groups for dead ones (all advantages equal). `"new(rounds=2)"` runs
+        at most two rounds a batch with new prompts of the dataset, in a separate random order in which none repeats
+        before all were sampled; `"same(rounds=2)"` tries the same prompts again. Rounds end earlier
+        when no group is dead; with `"new(rounds=2, until=0.8)"`, when this fraction of groups is live (unequal
+        advantages). The buffer fills what remains, and then `replay_unfilled` decides. Off if not set.""",
     )
     replay_weight: Annotated[float, Rule(number(WEIGHTS, above=0.0, most=1e6))] = setting(
         1.0, """Weight of replayed rows in the policy loss, multiplied with the correction's."""
@@ -379,6 +375,11 @@ class ReplayConfig:
     def plugins(self) -> dict[str, Mapping[str, Any]]:
         """Names of the plugins that are called, with their arguments."""
         return dict(map(Named.read, self.replay_plugins or []))
+
+    @property
+    def refill(self) -> Refill:
+        """Dynamic sampling in force; with 0 rounds if it is off."""
+        return Refill.read(self.replay_refill)
 
     @property
     def columns_of_warm_start(self) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Settings:
         if not self.strategies:
             return False
         config = self.config
-        if config.replay_buffer_size or config.replay_refill_rounds:
+        if config.replay_buffer_size or config.replay_refill:
             return True
         if config.replay_unfilled != "keep" or config.replay_kl != "all":
             return True
@@ -72,7 +72,7 @@ class Settings:
     def chooses_prompts(self) -> bool:
         """Tell whether prompts are chosen here: for dead groups again, or by a plugin; not in a dry run."""
         asks = any("trl_replay_inputs" in plugin.hooks for plugin in self.plugins)
-        return not self.config.replay_dry_run and (self.config.replay_refill_rounds > 0 or asks)
+        return not self.config.replay_dry_run and (self.config.replay_refill is not None or asks)
 
     def equal_on_ranks(self, one_buffer: bool, seed: int) -> dict[str, Any]:
         """Collect what must be equal on all ranks, by name, as JSON holds it. Seeds may differ, and the bytes that a

@@ -46,9 +46,9 @@ SHORT: dict[str, dict[str, Any]] = {
     "popo_stale": {"replay_sampler": "popo_stale/oldest(least_age=2)"},
     "exgrpo": {"replay_start": "pass_rate(0.01)"},
     "fair_er": {"num_iterations": 2, "max_steps": 8},
-    "dapo": {"replay_refill_rounds": 2},
+    "dapo": {"replay_refill": "new(rounds=2)"},
     "re_dr": {"scale_rewards": "none"},
-    "greso": {"replay_refill_rounds": 2},
+    "greso": {"replay_refill": "new(rounds=2)"},
 }
 """What would not begin within six updates, generates much, or needs a setting of the trainer."""
 

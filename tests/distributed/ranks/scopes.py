@@ -30,7 +30,7 @@ HOOKS = {
     "a metrics hook in the last step": ("metrics", 5, {"replay_scope": "gathered"}),
     "an advantages hook": ("advantages", 2, {"replay_scope": "gathered", **INJECTED}),
     "a mix hook": ("mix", 2, {"replay_scope": "gathered", **INJECTED}),
-    "an inputs hook": ("inputs", 1, {"replay_scope": "gathered", "replay_refill_rounds": 1}),
+    "an inputs hook": ("inputs", 1, {"replay_scope": "gathered", "replay_refill": "new(rounds=1)"}),
 }
 """Hooks that fail on one rank, and from which update on."""
 LOSS_TYPES = ("dapo", "grpo", "dr_grpo")

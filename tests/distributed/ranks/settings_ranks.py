@@ -29,8 +29,8 @@ CASES = {
         {"replay_scope": f"tuned/tuned(patience={patience!r})"} for patience in (1, 2)
     ),
     "replay_max_bytes": ({}, {"replay_max_bytes": "1GB"}),
-    "replay_refill_rounds": ({}, {"replay_refill_rounds": 2}),
-    "replay_refill_until": ({"replay_refill_rounds": 1}, {"replay_refill_rounds": 1, "replay_refill_until": 0.5}),
+    "replay_refill": ({}, {"replay_refill": "new(rounds=2)"}),
+    "replay_refill, of a share": tuple({"replay_refill": f"new(until={until})"} for until in (0.9, 0.5)),
     "replay_warm_start": ({}, {"replay_warm_start": str(GROUPS)}),
     "replay_plugins": ({}, {"replay_plugins": ["shaping"]}),
     "replay_plugins, of prompts": ({}, {"replay_plugins": ["prompts"]}),
@@ -41,7 +41,7 @@ CASES = {
     "batch keys of plugins": ({"replay_plugins": ["keys"]}, {"replay_plugins": ["keys"]}),
     "replay_seed": ({"replay_seed": 1}, {"replay_seed": 2}),
     "replay_seed, process, prompts chosen": tuple(
-        {"replay_scope": "process", "replay_refill_rounds": 1, "replay_seed": seed} for seed in (1, 2)
+        {"replay_scope": "process", "replay_refill": "new(rounds=1)", "replay_seed": seed} for seed in (1, 2)
     ),
     "replay_seed, the trainer's": ({}, {"seed": 7}),
     "trl_replay": ({}, {"version": "0.0.9"}),

@@ -277,7 +277,7 @@ RULES = (
                 '`replay_plugins=["skip_solved"]` (`pip install plugins/trl-replay-curricula`, in a clone)',
                 Given("replay_plugins", ("skip_solved",)),
             ),
-            Option("`replay_refill_rounds=1`", Given("replay_refill_rounds", (0,), one_of=False)),
+            Option('`replay_refill="new(rounds=1)"`', Given("replay_refill", (None,), one_of=False)),
             Option(
                 "`replay_retire_passes` to `num_generations`", Given("replay_retire_passes", (None,), one_of=False)
             ),
