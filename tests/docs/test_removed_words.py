@@ -17,6 +17,7 @@ REMOVED = {
     r"replay_[a-z]+_kwargs": '`replay_sampler="proportional(alpha=0.5)"`, or `replay_plugins=["greso(target=0.4)"]`',
     "start_pass_rate": '`replay_start="pass_rate(0.35)"`',
     "replay_refill_(rounds|prompts|until)": '`replay_refill="new(rounds=2, until=0.8)"`, or `"same(rounds=2)"`',
+    "warm_start_columns": "rename columns with `datasets`, or `session.add(…, columns={'question': 'prompt'})`",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
 ERRORS: dict[str, set[str]] = {

@@ -240,8 +240,8 @@ def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) ->
         raise unusable(
             "replay_warm_start", path, "replay_buffer_size=0 stores nothing; give a size, or leave this out"
         )
-    for name in ("replay_warm_start_short", "replay_warm_start_columns", "replay_warm_start_rescore"):
-        if name in given and settings[name] not in ("refuse", None, False) and path is None:
+    for name in ("replay_warm_start_short", "replay_warm_start_rescore"):
+        if name in given and settings[name] not in ("refuse", False) and path is None:
             remedy = "there is no file that it could be for; set replay_warm_start, or leave this out"
             raise unusable(name, settings[name], remedy)
 

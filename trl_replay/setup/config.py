@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -19,7 +18,6 @@ from ..base.validation import (
     Check,
     Refill,
     choice,
-    column_names,
     function_name,
     names,
     number,
@@ -35,7 +33,6 @@ from ..base.validation import (
     start,
     strategy,
     true_or_false,
-    unusable,
     whole,
 )
 from ..errors import ConfigurationError
@@ -287,11 +284,6 @@ class ReplayConfig:
         pattern such as `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a
         checkpoint.""",
     )
-    replay_warm_start_columns: Annotated[dict[str, str] | str | None, Rule(optional(column_names))] = setting(
-        None,
-        """Meaning of columns of these files that have other names: `{"question": "prompt"}`; on the command line a
-        JSON string.""",
-    )
     replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
         "refuse",
         """What to do with groups of fewer than `num_generations` rows in the warm-start file: `"refuse"` leaves them
@@ -308,7 +300,6 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         self._given = {spec.name for spec in fields(self) if not self._take_plain(spec.name)}
-        self._parse_kwargs("replay_warm_start_columns")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
         if self.replay_task_columns in ("", [""]):  # as the command line gives no column
@@ -381,12 +372,6 @@ class ReplayConfig:
         """Dynamic sampling in force; with 0 rounds if it is off."""
         return Refill.read(self.replay_refill)
 
-    @property
-    def columns_of_warm_start(self) -> dict[str, str]:
-        """By name in the files of `replay_warm_start`, what a column stands for."""
-        columns = self.replay_warm_start_columns
-        return columns if isinstance(columns, dict) else {}
-
     def with_settings(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """Return a validated copy with some fields set; errors name `source`."""
         config = self._with(settings, source)
@@ -429,15 +414,6 @@ class ReplayConfig:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"The settings are: {', '.join(known)}."
             raise ConfigurationError(f"{source} has no setting {name!r}. {_instead_of(name) or hint}")
-
-    def _parse_kwargs(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, str):
-            return
-        try:
-            setattr(self, name, json.loads(value))
-        except json.JSONDecodeError as error:
-            raise unusable(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None
 
 
 def _instead_of(name: str) -> str:
