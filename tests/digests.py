@@ -146,7 +146,7 @@ def train(name: str, folder: Path) -> tuple[Any, Any]:
         settings["trainer_class"] = token_trainer()
     replay = {key: settings.pop(key) for key in list(settings) if key.startswith("replay_")}
     trainer = picture_trainer(folder, settings) if name == "images" else make_trainer(folder, digits, **settings)
-    session = trl_replay.attach(trainer, **{"replay_buffer_size": 5, "replay_seed": 3, **replay})
+    session = trl_replay.attach(trainer, **{"replay_buffer_size": 5, **replay})
     trainer.train()
     return trainer, session
 
