@@ -81,7 +81,7 @@ def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: 
     first = drawn(tmp_path / "one")
     assert len(set(first)) == 4
     assert first == drawn(tmp_path / "two")
-    assert first != drawn(tmp_path / "three", replay_seed=5)
+    assert first != drawn(tmp_path / "three", seed=5)
 
 
 @pytest.mark.filterwarnings("ignore:Rows of the dataset with the same prompt differ in 'notes'")

@@ -271,7 +271,7 @@ PYTHON = {
         ["Attach to a trl.GRPOTrainer or to TRL's AsyncGRPOTrainer: a Trainer"],
     ),
     "a mapping as the configuration": (
-        lambda desk: trl_replay.attach(desk.trainer(), {"replay_seed": 3}),
+        lambda desk: trl_replay.attach(desk.trainer(), {"replay_max_age": 3}),
         ["not a dict", "attach(trainer, replay_buffer_size=64)"],
     ),
     "a share of no group of a selector": (

@@ -39,7 +39,6 @@ BAD = {
         "same(until='no')",
     ],
     "replay_plugins": [[1], 3],
-    "replay_seed": [-1],
     "replay_start": [-1, "soon", 0.5, "pass_rate(1.5)", "pass_rate(.)", "pass_rate"],
     "replay_pass_reward": [float("nan")],
     "replay_retire_passes": [0],

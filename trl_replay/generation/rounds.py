@@ -80,7 +80,6 @@ class Rounds:
     ) -> None:
         here = trainer()
         size = components.num_generations
-        seed = int(here.args.seed) if settings.config.replay_seed is None else settings.config.replay_seed
         self._trainer = trainer
         self._settings = settings
         self._fields = components.fields
@@ -91,7 +90,7 @@ class Rounds:
         self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
         self._reports = Reports(self._layout)
         self._refill = settings.config.refill
-        self._prompts = Prompts(trainer, self._layout, components, seed, self._refill.prompts)
+        self._prompts = Prompts(trainer, self._layout, components, int(here.args.seed), self._refill.prompts)
         self._errors = components.errors
         self._lengths: dict[str, int] = {}
         prompts = components.buffer.prompts

@@ -178,9 +178,7 @@ def room_in(trainer: Any, settings: Settings, scope: Any) -> Capacity:
     config = settings.config
     shards = int(trainer.accelerator.num_processes) if scope.one_buffer else 1
     nbytes = None if config.max_bytes is None else config.max_bytes * shards
-    seed = config.replay_seed
-    if seed is None:
-        seed = int(trainer.args.seed + (0 if scope.one_buffer else trainer.accelerator.process_index))
+    seed = int(trainer.args.seed + (0 if scope.one_buffer else trainer.accelerator.process_index))
     return Capacity(config.replay_buffer_size * shards, nbytes, seed)
 
 

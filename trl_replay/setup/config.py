@@ -86,7 +86,7 @@ class Rule:
     Attributes:
         check (`Callable`): Returns what to give instead of a wrong value.
         ranks (`str`): `"equal"`, or `"own"` where ranks may have different values: what a preset sets is compared, and
-            seeds and bytes are where they must be equal.
+            bytes are where they must be equal.
     """
 
     check: Check
@@ -261,11 +261,6 @@ class ReplayConfig:
     )
     replay_dry_run: Annotated[bool, Rule(true_or_false)] = setting(
         False, """Whether to make and log every decision but replace nothing: training is bit-identical to TRL's."""
-    )
-    replay_seed: Annotated[int | None, Rule(optional(whole(0)), ranks="own")] = setting(
-        None,
-        """Seed of replay's private random generator. If not set, the trainer's seed, plus the rank with the scope
-        `process`.""",
     )
     replay_plugins: Annotated[list[str] | None, Rule(optional(plugins))] = setting(
         None,

@@ -80,7 +80,7 @@ class Settings:
 
         Args:
             one_buffer (`bool`): Whether ranks share a buffer.
-            seed (`int`): In force: `replay_seed`, else the trainer's.
+            seed (`int`): The trainer's.
         """
         if not self.acts:
             return {"use_replay": self.config.use_replay, "replay_buffer_size": self.config.replay_buffer_size}
@@ -97,7 +97,7 @@ class Settings:
         if one_buffer:
             equal["replay_max_bytes"] = self.config.max_bytes
         if one_buffer or self.chooses_prompts:
-            equal["replay_seed (else the trainer's)"] = seed
+            equal["seed"] = seed
         return equal
 
     def with_scope(self, name: str, reason: str) -> Settings:

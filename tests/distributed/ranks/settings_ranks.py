@@ -39,11 +39,10 @@ CASES = {
     "replay_plugins, of arguments": tuple({"replay_plugins": [f"shaping(by={by!r})"]} for by in (1.0, 2.0)),
     "replay_scorer, another release": ({"replay_scorer": "released/even"}, {"replay_scorer": "released/even"}),
     "batch keys of plugins": ({"replay_plugins": ["keys"]}, {"replay_plugins": ["keys"]}),
-    "replay_seed": ({"replay_seed": 1}, {"replay_seed": 2}),
-    "replay_seed, process, prompts chosen": tuple(
-        {"replay_scope": "process", "replay_refill": "new(rounds=1)", "replay_seed": seed} for seed in (1, 2)
+    "seed": ({}, {"seed": 7}),
+    "seed, process, prompts chosen": tuple(
+        {"replay_scope": "process", "replay_refill": "new(rounds=1)", "seed": seed} for seed in (1, 2)
     ),
-    "replay_seed, the trainer's": ({}, {"seed": 7}),
     "trl_replay": ({}, {"version": "0.0.9"}),
     "num_iterations": ({}, {"num_iterations": 2}),
     "scale_rewards": ({}, {"scale_rewards": "none"}),
@@ -51,8 +50,7 @@ CASES = {
 }
 """What each rank attaches with; a case is called like the setting that differs."""
 ALIKE = {
-    "the trainer's seed by name": ({"replay_seed": 42}, {}),
-    "seeds of private buffers": tuple({"replay_scope": "process", "replay_seed": seed} for seed in (1, 2)),
+    "seeds of private buffers": tuple({"replay_scope": "process", "seed": seed} for seed in (1, 2)),
     "bytes of private buffers": tuple({"replay_scope": "process", "replay_max_bytes": size} for size in (None, "1GB")),
     "a whole number as a float": ({"replay_weight": 1}, {"replay_weight": 1.0}),
     "functions": tuple({"replay_evictor": lambda table, context: table.serial} for _ in range(2)),
