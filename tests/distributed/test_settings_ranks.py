@@ -12,7 +12,6 @@ VALUES = {
     "replay_correction": ("'ratio'", "'truncated'"),
     "replay_correction, of arguments": ("'truncated(cap=1.0)'", "'truncated(cap=2.0)'"),
     "replay_max_weight": ("None", "2"),
-    "replay_logps_dtype": ("'float32'", "'bfloat16'"),
     "replay_buffer_size": ("8", "9"),
     "replay_scope": ("'gathered'", "'process'"),
     "replay_scope, of arguments": ("patience=1", "patience=2"),

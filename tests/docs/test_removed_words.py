@@ -19,6 +19,7 @@ REMOVED = {
     "replay_refill_(rounds|prompts|until)": '`replay_refill="new(rounds=2, until=0.8)"`, or `"same(rounds=2)"`',
     "warm_start_columns": "rename columns with `datasets`, or `session.add(…, columns={'question': 'prompt'})`",
     "replay_seed": "`seed` of `GRPOConfig`",
+    "replay_logps_dtype": "nothing: log-probs are stored as float32",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
 ERRORS: dict[str, set[str]] = {

@@ -43,12 +43,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
         ReplayError: A strategy can't be made, or not be used with this trainer.
     """
     config = settings.config
-    fields = FieldTable(
-        compat.tokenizer(trainer).pad_token_id,
-        compat.sequence_level_ratio(trainer),
-        settings.fields,
-        config.replay_logps_dtype,
-    )
+    fields = FieldTable(compat.tokenizer(trainer).pad_token_id, compat.sequence_level_ratio(trainer), settings.fields)
     alive = weakref.ref(trainer)
     tasks = Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
     strategies = settings.strategies

@@ -137,11 +137,6 @@ class ReplayConfig:
         `"512MB"`, `"2GiB"`. Groups are evicted when this limit or `replay_buffer_size` is reached. No limit if not
         set.""",
     )
-    replay_logps_dtype: Annotated[str, Rule(choice("float32", "bfloat16"))] = setting(
-        "float32",
-        """Type of stored log-probs: `"float32"`, or `"bfloat16"`, which takes half the memory and rounds each by up to
-        one part in 256: docs/checkpoints.md says what that does to importance ratios.""",
-    )
     replay_scorer: Annotated[str, Rule(strategy("scorer"))] = setting(
         "advantage_std",
         """Priority of a stored group. The evictor `heap` keeps the highest, the sampler `proportional` draws in

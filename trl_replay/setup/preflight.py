@@ -17,8 +17,8 @@ from .components import Components
 from .padding_trial import changes_with_padding
 from .settings import Settings
 
-TOKEN_BYTES = 6
-"""Of a stored completion token at least: its id, and its log-prob as bfloat16."""
+TOKEN_BYTES = 8
+"""Of a stored completion token at least: its id, and its log-prob."""
 PRETRAINED = 20_000_000
 """Parameters from which on a model is taken for a pretrained one."""
 LEAST_BETA, MOST_BETA, MOST_ITERATIONS = 0.01, 1.0, 3

@@ -22,7 +22,6 @@ CASES = {
     "replay_correction": ({}, {"replay_correction": "truncated"}),
     "replay_correction, of arguments": tuple({"replay_correction": f"truncated(cap={cap!r})"} for cap in (1.0, 2.0)),
     "replay_max_weight": ({}, {"replay_max_weight": 2.0}),
-    "replay_logps_dtype": ({}, {"replay_logps_dtype": "bfloat16"}),
     "replay_buffer_size": ({}, {"replay_buffer_size": 9}),
     "replay_scope": ({}, {"replay_scope": "process"}),
     "replay_scope, of arguments": tuple(

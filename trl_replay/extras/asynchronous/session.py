@@ -16,7 +16,6 @@ from ... import compat
 from ...base.progress import KeptErrors
 from ...base.sizes import counted
 from ...base.validation import AUTO
-from ...batch.stored import logps_dtype
 from ...data.prompt_table import PromptTable
 from ...data.types import Batch, Entry
 from ...distributed.all_ranks import run_on_all_ranks
@@ -65,11 +64,7 @@ class AsyncSession:
         self.queue: ReplayQueue | None = None
         if view.accelerator.is_main_process:
             reading = SampleReader(
-                view.reward_func_names,
-                self.buffer.table.counting,
-                components.num_generations,
-                components.tasks,
-                logps_dtype(components.fields),
+                view.reward_func_names, self.buffer.table.counting, components.num_generations, components.tasks
             )
             self.queue = ReplayQueue(getattr(view, compat.QUEUE), view, components, reading)
         else:
