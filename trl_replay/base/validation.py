@@ -145,15 +145,15 @@ class Refill(NamedTuple):
         return cls(prompts, **{"rounds": 1, **given})
 
 
-def refill(value: object) -> str | None:
+def refill(value: Any) -> str | None:
     """Prompts of dynamic sampling with the number of rounds."""
     remedy = (
         "give 'new(rounds=2)' for new prompts or 'same(rounds=2)' for the same ones: rounds of at least 1, and as "
         "until=1.0 a share of live groups above 0, at most 1"
     )
     try:
-        prompts, rounds, until = Refill.read(value if isinstance(value, str) else "")
-    except (TypeError, ValueError):
+        prompts, rounds, until = Refill.read(value)
+    except (AttributeError, TypeError, ValueError):
         return remedy
     fits = prompts in ("new", "same") and not whole(1)(rounds) and not number("", above=0.0, most=1.0)(until)
     return None if fits else remedy
@@ -161,11 +161,8 @@ def refill(value: object) -> str | None:
 
 def pass_rate_of(start: object) -> float | None:
     """The share in a start such as `pass_rate(0.35)`; None for any other."""
-    found = isinstance(start, str) and re.fullmatch(r"pass_rate\(([\d.]+)\)", start)
-    try:
-        return float(found[1]) if found else None
-    except ValueError:
-        return None
+    found = isinstance(start, str) and re.fullmatch(r"pass_rate\((\d*\.?\d+)\)", start)
+    return float(found[1]) if found else None
 
 
 def start(value: object) -> str | None:
@@ -186,12 +183,9 @@ def names(of: str) -> Check:
     return checked
 
 
-def plugins(value: object) -> str | None:
+def plugins(value: Any) -> str | None:
     """A list of names, each once, or with arguments in parentheses."""
-    remedy = names("plugin")(value)
-    if remedy is not None or not isinstance(value, list | tuple):
-        return remedy
-    remedy = next(filter(None, map(named, value)), None)
+    remedy = names("plugin")(value) or next(filter(None, map(named, value)), None)
     if remedy is None and len({Named.read(text).name for text in value}) < len(value):
         return "give each plugin once"
     return remedy
