@@ -12,7 +12,7 @@ from trl_replay_papers import METHODS
 
 import trl_replay
 from trl_replay.extras.advice.outcome import outcome_of
-from trl_replay.extras.advice.rules import RULES, advise, of_caps, what_to_change
+from trl_replay.extras.advice.rules import RULES, Given, advise, of_caps, what_to_change
 from trl_replay.extras.report.page import write_report
 from trl_replay.testing import make_trainer
 
@@ -90,6 +90,13 @@ def as_stock(trainer):
         {key: value for key, value in entry.items() if not key.startswith("replay/")}
         for entry in trainer.state.log_history
     ]
+
+
+def test_a_strategy_or_plugin_counts_by_its_name_whatever_its_arguments():
+    given = {"replay_correction": "topr(cap=2.0)", "replay_plugins": ["greso", "skip_solved(groups=2)"]}
+    assert Given("replay_correction", ("topr",)).holds(given)
+    assert Given("replay_plugins", ("skip_solved",)).holds(given)
+    assert not Given("replay_correction", ("none", "topr"), one_of=False).holds(given)
 
 
 def test_explain_begins_with_the_outcome_and_ends_with_what_to_change(run):
