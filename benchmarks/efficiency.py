@@ -51,8 +51,8 @@ ARMS: dict[str, tuple[Settings, dict[str, Any]]] = {
     "truncated": ({"replay_correction": "truncated"}, {}),
     "sequence_mask": ({"replay_correction": "sequence_mask"}, {}),
     "buffer_size=256": ({"replay_buffer_size": 256}, {}),
-    "refill_rounds=1": ({"replay_refill_rounds": 1}, {}),
-    "topr, refill_rounds=1": ({**TOPR, "replay_refill_rounds": 1}, {}),
+    "refill_rounds=1": ({"replay_refill": "new(rounds=1)"}, {}),
+    "topr, refill_rounds=1": ({**TOPR, "replay_refill": "new(rounds=1)"}, {}),
 }
 PRESET = {"replay_preset": "sample_efficient"}
 ANCHOR = {"beta": 2.0}

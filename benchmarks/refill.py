@@ -42,9 +42,9 @@ NO_BUFFER = {"replay_buffer_size": 0}
 ARMS: dict[str, Settings] = {
     "stock": None,
     "filter only": {**NO_BUFFER, "replay_unfilled": "exclude"},
-    "refill until full": {**NO_BUFFER, "replay_refill_rounds": 10},  # DAPO's dynamic sampling
+    "refill until full": {**NO_BUFFER, "replay_refill": "new(rounds=10)"},  # DAPO's dynamic sampling
     "buffer only": {},
-    "refill once and buffer": {"replay_refill_rounds": 1},
+    "refill once and buffer": {"replay_refill": "new(rounds=1)"},
 }
 FINAL = 0.1
 """The share of a run's completions, its last ones, over which the final reward is taken."""

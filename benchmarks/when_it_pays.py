@@ -279,7 +279,7 @@ ARMS = {
     "stock at 4e-5": Arm(None),
     "stock, 2 updates": Arm(None, iterations=2),
     "stock, 2 updates, KL": Arm(None, iterations=2, beta=0.1),
-    "dynamic sampling": Arm({"replay_buffer_size": 0, "replay_refill_rounds": 1}),
+    "dynamic sampling": Arm({"replay_buffer_size": 0, "replay_refill": "new(rounds=1)"}),
     "defaults": Arm({}),
     "topr": Arm({"replay_correction": "topr", "replay_start": 0}),
     "imitation": Arm({"replay_correction": "imitation", "replay_start": 0}),

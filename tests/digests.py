@@ -59,7 +59,7 @@ TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gra
 ACCUMULATION = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
 TWO_RANKS = {"per_device_train_batch_size": 8, "num_generations": 4}
 STRADDLING = {"per_device_train_batch_size": 6, "num_generations": 4}
-ALWAYS = {"replay_record": "forward", "replay_selector": "always", "replay_selector_kwargs": {"share": 0.7}}
+ALWAYS = {"replay_record": "forward", "replay_selector": "always(share=0.7)"}
 REFERENCE = {"beta": 0.1, "num_iterations": 2, "replay_start": 0}
 MIXED = {"replay_mixer": "inject", "replay_sampler": "same_prompt", "replay_start": 0}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -97,10 +97,10 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "scale_rewards": "batch",
         **MIXED,
         **ALWAYS,
-        "replay_mixer_kwargs": {"rows": 3},
+        "replay_mixer": "inject(rows=3)",
         "replay_advantages": "split",
     },
-    "more rounds": {"replay_start": 0, "replay_refill_rounds": 2, "replay_unfilled": "mask"},
+    "more rounds": {"replay_start": 0, "replay_refill": "new(rounds=2)", "replay_unfilled": "mask"},
     "iterations": {"num_iterations": 3, "max_steps": 24, "replay_start": 0, "replay_iterations": "replay"},
     "dry run": {"replay_start": 0, "replay_dry_run": True, "replay_unfilled": "exclude"},
     "token advantages": {"trainer_class": "tokens", "replay_start": 0, "replay_unfilled": "exclude"},
@@ -146,7 +146,7 @@ def train(name: str, folder: Path) -> tuple[Any, Any]:
         settings["trainer_class"] = token_trainer()
     replay = {key: settings.pop(key) for key in list(settings) if key.startswith("replay_")}
     trainer = picture_trainer(folder, settings) if name == "images" else make_trainer(folder, digits, **settings)
-    session = trl_replay.attach(trainer, **{"replay_buffer_size": 5, "replay_seed": 3, **replay})
+    session = trl_replay.attach(trainer, **{"replay_buffer_size": 5, **replay})
     trainer.train()
     return trainer, session
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pluggy
 
-from .base.arguments import GIVEN, arguments_of, refuse_unknown_arguments
+from .base.arguments import GIVEN, Named, arguments_of, refuse_unknown_arguments
 from .base.validation import unusable
 from .data.fields import FieldSpec
 from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
@@ -28,7 +28,7 @@ from .hookspecs import PROJECT, RegistryHooks, SessionHooks, called_alone, hook_
 from .specs import SPECS, Kind, Preset, StrategySpec
 
 BUILTIN = "builtin"
-PLUGIN_ARGUMENTS = "replay_plugins_kwargs"
+PLUGINS = "replay_plugins"
 IN_THIS_PROCESS = "registered in this process"
 USABLE_NAME = re.compile(r"[A-Za-z][\w. -]{0,79}", re.ASCII)
 OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "fields": FieldSpec}
@@ -105,16 +105,13 @@ class Strategy:
             ConfigurationError: Names the setting and what the factory raised, or what is missing of that which it
                 made.
         """
-        setting = f"replay_{self.kind}={self.label!r}"
+        setting = f"replay_{self.kind}={str(Named(self.label, self.arguments))!r}"
         try:
             made = self.factory(*given, **self.arguments)
         except Exception as error:
             if isinstance(error, ReplayError) and not isinstance(error, ConfigurationError):
                 raise
-            raise ConfigurationError(
-                f"{setting} can't be made with replay_{self.kind}_kwargs={dict(self.arguments)!r}: {_told(error)}"
-                f"{self._remedy()}"
-            ) from error
+            raise ConfigurationError(f"{setting} can't be made: {_told(error)}{self._remedy()}") from error
         missing = [name for name in INTERFACES.get(self.kind, ("__call__",)) if not hasattr(made, name)]
         if isinstance(made, type) and not missing:
             raise ConfigurationError(
@@ -207,7 +204,7 @@ class Registry:
         """
         if not given:
             return self
-        made = {name: _made_with(self.plugin(name, PLUGIN_ARGUMENTS), arguments) for name, arguments in given.items()}
+        made = {name: _made_with(self.plugin(name, PLUGINS), arguments) for name, arguments in given.items()}
         changed = Registry()
         changed.failures = dict(self.failures)
         for name, plugin in self.plugins.items():
@@ -368,9 +365,8 @@ class Registry:
             offers = [(plugin, spec.name, spec.factory) for plugin, spec in self.strategies(kind)]
             factory, plugin = self._find(name, setting, kind, offers)
         given = dict(arguments or {})
-        refuse_unknown_arguments(
-            f"{setting}_kwargs={given!r}", f"the {kind} {label!r}", arguments_of(factory, kind), given
-        )
+        whole = f"{setting}={str(Named(label, given))!r}"
+        refuse_unknown_arguments(whole, f"the {kind} {label!r}", arguments_of(factory, kind), given)
         return Strategy(kind, label, factory, given, plugin)
 
     def preset(self, name: str) -> tuple[Plugin, Preset]:
@@ -459,8 +455,8 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
     taken = arguments_of(maker)
     if inspect.ismodule(plugin.object) or not taken:
         remedy = f"the plugin {plugin.name!r} takes no arguments; leave them out"
-        raise unusable(PLUGIN_ARGUMENTS, {plugin.name: dict(arguments)}, remedy)
-    given = f"{PLUGIN_ARGUMENTS}={ {plugin.name: dict(arguments)}!r}"
+        raise unusable(PLUGINS, [str(Named(plugin.name, arguments))], remedy)
+    given = f"{PLUGINS}={[str(Named(plugin.name, arguments))]!r}"
     refuse_unknown_arguments(given, f"the plugin {plugin.name!r}", taken, arguments)
     names = [argument.name for argument in taken.named if hasattr(plugin.object, argument.name)]
     kept = {name: getattr(plugin.object, name) for name in names}
@@ -471,7 +467,7 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
             raise
         who = f"Plugin {plugin.name!r} ({plugin.distribution})"
         kind = ConfigurationError if isinstance(error, ConfigurationError) else PluginError
-        raise kind(f"{who} can't be made with {PLUGIN_ARGUMENTS}={dict(arguments)!r}: {_told(error)}") from error
+        raise kind(f"{who} can't be made with {given}: {_told(error)}") from error
 
 
 def _article(noun: str) -> str:

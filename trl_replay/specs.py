@@ -19,31 +19,31 @@ class StrategySpec:
 
 
 class ScorerSpec(StrategySpec):
-    """`factory(**replay_scorer_kwargs)` returns a [`Scorer`]."""
+    """`factory(**arguments)` returns a [`Scorer`]."""
 
 
 class EvictorSpec(StrategySpec):
-    """`factory(**replay_evictor_kwargs)` returns an [`Evictor`]."""
+    """`factory(**arguments)` returns an [`Evictor`]."""
 
 
 class SamplerSpec(StrategySpec):
-    """`factory(**replay_sampler_kwargs)` returns a [`Sampler`]."""
+    """`factory(**arguments)` returns a [`Sampler`]."""
 
 
 class SelectorSpec(StrategySpec):
-    """`factory(**replay_selector_kwargs)` returns a [`Selector`]."""
+    """`factory(**arguments)` returns a [`Selector`]."""
 
 
 class MixerSpec(StrategySpec):
-    """`factory(**replay_mixer_kwargs)` returns a [`Mixer`]."""
+    """`factory(**arguments)` returns a [`Mixer`]."""
 
 
 class ScopeSpec(StrategySpec):
-    """`factory(accelerator, **replay_scope_kwargs)` returns a [`Scope`]."""
+    """`factory(accelerator, **arguments)` returns a [`Scope`]."""
 
 
 class CorrectionSpec(StrategySpec):
-    """`factory(**replay_correction_kwargs)` returns a [`Correction`]."""
+    """`factory(**arguments)` returns a [`Correction`]."""
 
 
 SPECS: dict[Kind, type[StrategySpec]] = {

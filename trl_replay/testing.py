@@ -410,7 +410,7 @@ class PluginContract:
 
         class TestMyPlugin(PluginContract):
             plugin = MyPlugin
-            settings = {"replay_refill_rounds": 1}
+            settings = {"replay_refill": "new(rounds=1)"}
 
     `plugin` makes one, or is a module with hooks. `settings` is what a run needs besides `replay_plugins`; there it is
     called `under_test`, and a module that is installed by its name.

@@ -31,6 +31,7 @@ from trl_replay_papers.cards import parsed  # noqa: E402
 
 import trl_replay  # noqa: E402
 from trl_replay import Preset, ReplayConfig, run  # noqa: E402
+from trl_replay.base.validation import STRATEGY_KINDS  # noqa: E402
 from trl_replay.cli.commands import RUN, parser  # noqa: E402
 from trl_replay.extras.advice.rules import RULES, Rule  # noqa: E402
 from trl_replay.strategies import Builtin  # noqa: E402
@@ -70,9 +71,8 @@ def _first(field: Field[object]) -> str:
 
 
 def _section(field: Field[object]) -> str:
-    kind = re.fullmatch(r"replay_(\w+?)(?:_kwargs)?", field.name)
-    listed = f" [All {kind[1]}s](strategies.md#{kind[1]}s)." if kind and f"replay_{kind[1]}_kwargs" in SETTINGS else ""
-    listed = "" if field.name.startswith("replay_plugins") else listed
+    kind = field.name.removeprefix("replay_")
+    listed = f" [All {kind}s](strategies.md#{kind}s)." if kind in STRATEGY_KINDS else ""
     hint = TYPES[field.name]  # field.type may be changed by TrlParser
     type_ = hint.__name__ if hint in (bool, int, float, str) else str(hint).replace("typing.", "")
     text = _wrapped(_linked(field.metadata["help"]) + listed)

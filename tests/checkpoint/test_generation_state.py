@@ -9,10 +9,10 @@ from resuming import PROMPTS, rewrite, train
 import trl_replay
 
 
-@pytest.mark.parametrize("then", [{}, {"replay_refill_rounds": 1}], ids=["without rounds", "with rounds"])
+@pytest.mark.parametrize("then", [{}, {"replay_refill": "new(rounds=1)"}], ids=["without rounds", "with rounds"])
 def test_a_run_resumes_with_and_without_what_the_checkpoint_knows_of_generating(tmp_path, then):
     train(tmp_path, prompts=PROMPTS, **then)
-    now = {} if then else {"replay_refill_rounds": 1}
+    now = {} if then else {"replay_refill": "new(rounds=1)"}
     _, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, **now)
     assert (session.rounds is None) == bool(then)
     if session.rounds is not None:
@@ -21,19 +21,19 @@ def test_a_run_resumes_with_and_without_what_the_checkpoint_knows_of_generating(
 
 
 def test_a_damaged_table_of_prompts_is_named(tmp_path):
-    train(tmp_path, prompts=PROMPTS, replay_refill_rounds=1)
+    train(tmp_path, prompts=PROMPTS, replay_refill="new(rounds=1)")
     (file,) = (tmp_path / "checkpoint-6").rglob("prompts.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     with pytest.raises(trl_replay.CheckpointError, match=r"prompts\.safetensors is not what was saved"):
-        train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, replay_refill_rounds=1)
+        train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, replay_refill="new(rounds=1)")
 
 
 def test_another_number_of_processes_puts_what_they_knew_together(tmp_path):
     """Two ranks' files, of which one was made from the other's: this process follows both."""
-    train(tmp_path, prompts=PROMPTS, replay_refill_rounds=1)
+    train(tmp_path, prompts=PROMPTS, replay_refill="new(rounds=1)")
     folder = tmp_path / "checkpoint-6" / "trl_replay"
     two_ranks(folder)
-    _, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, replay_refill_rounds=1)
+    _, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, replay_refill="new(rounds=1)")
     table = session.rounds.table
     assert table.tries.sum() > 0
     assert len(np.unique(table.key)) == len(table)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from methods import EVERY_GROUP
 from replaying import build as trainer_of
 from resuming import (
@@ -18,12 +19,15 @@ from resuming import (
     last,
     restored,
     resume,
+    rewrite,
     runs,
     state,
     stopped_after_loading,
     train,
 )
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file
 from support import DEAD, HALF, LIVE, At, Rewards
 from transformers import TrainerCallback
 from trl import GRPOTrainer
@@ -254,8 +258,8 @@ def emptied(folder, **settings):
 def test_67_a_strategy_that_cant_take_its_saved_state_is_named_with_the_checkpoint_or_leaves_the_buffer_empty(
     tmp_path,
 ):
-    settings = {"replay_refill_rounds": 1, "resume": str(tmp_path / "checkpoint-6")}
-    train(tmp_path, replay_evictor=Stateful(1), max_steps=6, replay_refill_rounds=1)
+    settings = {"replay_refill": "new(rounds=1)", "resume": str(tmp_path / "checkpoint-6")}
+    train(tmp_path, replay_evictor=Stateful(1), max_steps=6, replay_refill="new(rounds=1)")
     with pytest.raises(CheckpointError, match=r"checkpoint-6.*evictor.*Stateful.*version 1 is not known"):
         train(tmp_path, replay_evictor=Stateful(2, 1), **settings)
     evictor = Stateful(2, 1)
@@ -457,12 +461,18 @@ def test_an_empty_buffer_makes_the_round_trip(tmp_path, scope):
     assert len(session.buffer) == 4
 
 
-@pytest.mark.parametrize(("then", "now"), [("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_groups_of_another_precision_are_replayed_as_they_were_saved(tmp_path, then, now):
-    train(tmp_path, max_steps=6, replay_logps_dtype=then)
-    session = resume(tmp_path, tmp_path / "checkpoint-6", max_steps=10, replay_logps_dtype=now, replay_evictor="heap")
-    held = {str(session.buffer.load(s).tensors["old_per_token_logps"].dtype) for s in session.buffer.held()}
-    assert held == {"torch.float32", "torch.bfloat16"}
+def test_log_probs_that_were_saved_in_bfloat16_are_replayed_as_they_are(tmp_path):
+    train(tmp_path, max_steps=6)
+    rank = tmp_path / "checkpoint-6" / "trl_replay" / "rank-00000"
+    payload = rank / "payload-00000.safetensors"
+    tensors = load_tensors(payload)
+    for name in tensors:
+        tensors[name] = tensors[name].bfloat16() if name.endswith("old_per_token_logps") else tensors[name]
+    save_file(tensors, payload)
+    rewrite(rank, lambda told: told["files"].update({payload.name: saved._checksum(payload)}))
+    session = resume(tmp_path, tmp_path / "checkpoint-6", max_steps=10, replay_evictor="heap")
+    held = {session.buffer.load(serial).tensors["old_per_token_logps"].dtype for serial in session.buffer.held()}
+    assert held == {torch.float32, torch.bfloat16}
     assert session.totals.counters["replaced"] > 0
 
 

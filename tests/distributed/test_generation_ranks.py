@@ -66,7 +66,7 @@ def test_every_slot_holds_what_it_must_on_every_rank(launches, world, name, sett
         for call in range(begin, end):
             assert len({len(rank["calls"][call]["texts"]) for rank in ranks}) == 1, "as many rows on each"
             rollouts += world * len(ranks[0]["calls"][call]["texts"])
-        same = settings.get("replay_refill_prompts") == "same"
+        same = settings.get("replay_refill", "new").startswith("same")
         held = held_by_hand(begin, end, ranks, size, straddles, same)
         texts = [text for step in steps for text in step["texts"]]
         completions = {call: groups_of(call, ranks, "texts", size) for call in range(begin, end)}

@@ -40,7 +40,7 @@ def test_every_setting_of_the_decision_table_can_be_used():
         trl_replay.ReplayConfig(**{name: value})
 
 
-@pytest.mark.parametrize("example", [example for example in EXAMPLES if "replay_refill_rounds" in example])
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if "replay_refill" in example])
 def test_what_generates_again_attaches_and_trains_as_it_stands(tmp_path, example):
     rewards = Coins(0.5)
     namespace = {"trainer": make_trainer(tmp_path, rewards, PROMPTS), "trl_replay": trl_replay}
@@ -84,7 +84,7 @@ def test_the_plugin_with_advantages_of_its_own_shapes_them_without_a_buffer(tmp_
     [
         ({"replay_advantages": "joint"}, True),
         ({"replay_advantages": "split"}, False),
-        ({"replay_advantages": "split", "replay_mixer_kwargs": {"rows": 2}}, True),
+        ({"replay_advantages": "split", "replay_mixer": "inject(rows=2)"}, True),
         ({"replay_advantages": "stored", "replay_sampler": "uniform"}, True),
     ],
 )

@@ -14,10 +14,17 @@ REMOVED = {
     "judged? (anew|again)|rejudg": "groups of another reward rule leave",
     "corrections_of_papers|sampler_order|ordered_?source": "the core names no plugin, and new prompts are random",
     r"[`\"']sharded[`\"']|scope[ =]sharded": "`gathered`",
+    r"replay_[a-z]+_kwargs": '`replay_sampler="proportional(alpha=0.5)"`, or `replay_plugins=["greso(target=0.4)"]`',
+    "start_pass_rate": '`replay_start="pass_rate(0.35)"`',
+    "replay_refill_(rounds|prompts|until)": '`replay_refill="new(rounds=2, until=0.8)"`, or `"same(rounds=2)"`',
+    "warm_start_columns": "rename columns with `datasets`, or `session.add(…, columns={'question': 'prompt'})`",
+    "replay_seed": "`seed` of `GRPOConfig`",
+    "replay_logps_dtype": "nothing: log-probs are stored as float32",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
 ERRORS: dict[str, set[str]] = {
-    r"[`\"']sharded[`\"']|scope[ =]sharded": {"trl_replay/registry.py", "tests/trainer/test_mistakes.py"}
+    r"[`\"']sharded[`\"']|scope[ =]sharded": {"trl_replay/registry.py", "tests/trainer/test_mistakes.py"},
+    r"replay_[a-z]+_kwargs": {"tests/trainer/test_mistakes.py"},
 }
 """By pattern: files with an error that is for those who still use it, and names the new way."""
 FOLDERS = ("benchmarks", "docs", "examples", "plugins", "tests", "trl_replay")

@@ -194,7 +194,7 @@ def test_every_setting_has_a_section_with_its_type_its_default_and_what_it_does(
     age = found["`replay_max_age`"]
     assert "`int | None`, default: not set" in age
     assert "in optimizer updates since it was generated" in age
-    assert "[All evictors](strategies.md#evictors)" in found["`replay_evictor_kwargs`"]
+    assert "[All evictors](strategies.md#evictors)" in found["`replay_evictor`"]
     assert 'default: `"prompt_balanced"`' in found["`replay_evictor`"]
     assert all(len(text.split()) > 5 for text in found.values())
 

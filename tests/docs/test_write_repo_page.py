@@ -113,4 +113,4 @@ def test_what_the_page_looks_at_is_there(repo, tmp_path, capsys):
 def test_a_sampler_that_promises_no_prompt_stops_before_training(repo, tmp_path):
     trainer = make_trainer(tmp_path / "out", Rewards([LIVE] * 3))
     with pytest.raises(trl_replay.RefusedError, match="the same prompt"):
-        trl_replay.attach(trainer, replay_preset=repo, replay_sampler="uniform", replay_sampler_kwargs=None)
+        trl_replay.attach(trainer, replay_preset=repo, replay_sampler="uniform")

@@ -82,7 +82,7 @@ def by_hand(calls: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, int]]
 
 def watched(trainer: Any, rewards: Coins, limit: int, **settings: Any) -> tuple[Any, Session, Watch]:
     """Trains with further rounds, at most `limit` a batch, and checks every batch and every loss."""
-    session = trl_replay.attach(trainer, replay_refill_rounds=limit, **settings)
+    session = trl_replay.attach(trainer, replay_refill=f"new(rounds={limit})", **settings)
     watch = replaying.watched(trainer, session)
     trainer.train()
     check_rounds(trainer, rewards, watch, limit)

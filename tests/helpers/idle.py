@@ -63,8 +63,8 @@ class Idle(NamedTuple):
 
 
 STORED_ONLY = {"replay_max_fraction": 0.0}
-WHOLE = {**INJECTED, "replay_mixer": "whole", "replay_mixer_kwargs": None, "replay_plugins": "as_they_are"}
-ROUNDS = {"replay_refill_rounds": 3, "replay_start": 0}
+WHOLE = {**INJECTED, "replay_mixer": "whole", "replay_plugins": "as_they_are"}
+ROUNDS = {"replay_refill": "new(rounds=3)", "replay_start": 0}
 LOSS_TYPES = {f"loss {loss}": Idle({"loss_type": loss}, STORED_ONLY) for loss in LOSSES}
 OTHERS = {
     **{name: Idle(settings, STORED_ONLY) for name, settings in LAYOUTS.items()},

@@ -15,9 +15,9 @@ import trl_replay
 from trl_replay import hookimpl
 from trl_replay.testing import make_trainer
 
-EVERY_GROUP = {"replay_selector": "always", "replay_selector_kwargs": {"share": 1.0}, "replay_record": "forward"}
+EVERY_GROUP = {"replay_selector": "always(share=1.0)", "replay_record": "forward"}
 SAME_PROMPT = {"replay_sampler": "same_prompt", "replay_start": 0}
-INJECTED = {"replay_mixer": "inject", "replay_mixer_kwargs": {"rows": 2}, **EVERY_GROUP, **SAME_PROMPT}
+INJECTED = {"replay_mixer": "inject(rows=2)", **EVERY_GROUP, **SAME_PROMPT}
 """Two stored rows of the same prompt into every group, live ones included."""
 SIZE = 4
 MOST = [1.0, 1.0, 1.0, 0.0]

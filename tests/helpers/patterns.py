@@ -138,7 +138,6 @@ def random_pattern(number: int, ranks: int) -> Pattern:
         "replay_scope": scope,
         "replay_buffer_size": int(random.integers(1, 12)),
         "replay_start": 0,
-        "replay_seed": number,
         "replay_sampler": str(random.choice(["proportional", "prompt_balanced", "uniform", "top", "newest"])),
         "replay_evictor": str(random.choice(["heap", "prompt_balanced", "fifo", "reservoir"])),
         "replay_unfilled": str(random.choice(["keep", "mask", "intra_batch"])),

@@ -17,6 +17,7 @@ from releases import COUNTS_TRUNCATED
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
+from trl_replay.base.arguments import Named
 from trl_replay.batch.compose import with_reference
 from trl_replay.data.types import Batch
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
@@ -439,8 +440,8 @@ def train_corrected(
         settings["model"] = loadable_model(folder)
     trainer = build(folder, Rewards(*CORRECTED), **settings)
     trainer.correction, trainer.gate = correction, gate
-    replayed = {"replay_correction": correction, "replay_sampler": "newest"}
-    replayed |= {"replay_correction_kwargs": ARGUMENTS.get(correction)} | (chosen or {})
+    named = str(Named(correction, ARGUMENTS.get(correction) or {}))
+    replayed = {"replay_correction": named, "replay_sampler": "newest", **(chosen or {})}
     if by_hand:
         return trainer, replay(trainer, **replayed)[0]
     session = trl_replay.attach(trainer, **replayed)
@@ -469,7 +470,7 @@ def iterate_corrected(folder: Path, correction: str, level: str) -> None:
     settings = {"loss_type": "grpo", "importance_sampling_level": level, "learning_rate": 2e-2}
     trainer = build(folder, Rewards(*ITERATED), num_iterations=3, max_steps=9, **settings)
     trainer.gradients, trainer.correction = True, correction
-    chosen = {"replay_correction": correction, "replay_correction_kwargs": ARGUMENTS.get(correction)}
+    chosen = {"replay_correction": str(Named(correction, ARGUMENTS.get(correction) or {}))}
     session, _ = replay(trainer, **chosen, **ITERATING)
     assert session.totals.counters["iterated"] > 4
     assert len(trainer.gradient_errors) == len(trainer.compared) > 6

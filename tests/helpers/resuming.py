@@ -35,17 +35,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 PROMPTS = tuple(f"{number}=" for number in range(30))
 TIMED = {"replay/seconds"}
 LIMITS: dict[str, Any] = {
-    "replay_start_pass_rate": 0.01,
+    "replay_start": "pass_rate(0.01)",
     "replay_retire_passes": 4,
     "replay_unfilled": "exclude",
     "replay_correction": "per",
     "learning_rate": 1e-2,
 }
 ROUNDS: dict[str, dict[str, Any]] = {
-    "new prompts": {"replay_refill_rounds": 2},
-    "the same prompts": {"replay_refill_rounds": 2, "replay_refill_prompts": "same"},
-    "no buffer": {"replay_refill_rounds": 2, "replay_buffer_size": 0},
-    "a curriculum": {"replay_refill_rounds": 1, "replay_plugins": "curriculum"},
+    "new prompts": {"replay_refill": "new(rounds=2)"},
+    "the same prompts": {"replay_refill": "same(rounds=2)"},
+    "no buffer": {"replay_refill": "new(rounds=2)", "replay_buffer_size": 0},
+    "a curriculum": {"replay_refill": "new(rounds=1)", "replay_plugins": "curriculum"},
 }
 
 
@@ -73,8 +73,7 @@ def runs() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "mixed rows", {**INJECTED, "max_steps": 8}
     again = {"num_iterations": 3, "replay_iterations": "replay", "replay_start": 0}
     yield "further iterations, least used first", {**again, "replay_sampler": "least_used"}
-    yield "log-probs in bfloat16", {"replay_logps_dtype": "bfloat16"}
-    yield "log-probs in bfloat16, a reference model", {"replay_logps_dtype": "bfloat16", "beta": 0.1}
+    yield "a reference model", {"beta": 0.1}
     yield "a later epoch", {"rows": 9}
     yield "shuffled", {"shuffle_dataset": True}
 
@@ -93,13 +92,13 @@ def runs_on_ranks(ranks: int) -> Iterator[tuple[str, dict[str, Any]]]:
             )
     straddling = {2: {"per_device_train_batch_size": 6}, 3: {"per_device_train_batch_size": 4, "num_generations": 3}}
     for scope in SCOPES[1:]:
-        again = {"replay_refill_rounds": 1, "prompts": PROMPTS[:24], **straddling[ranks]}
+        again = {"replay_refill": "new(rounds=1)", "prompts": PROMPTS[:24], **straddling[ranks]}
         yield f"straddling, {scope}", {**again, "replay_scope": scope}
     if ranks == 2:
         for scope in SCOPES:
             again = {"num_iterations": 5, "replay_iterations": "replay", "replay_start": 0}
             yield f"in the midst of iterations, {scope}", {**again, "replay_scope": scope}
-        yield "rounds", {"replay_refill_rounds": 2, "prompts": PROMPTS[:24], "replay_scope": "process"}
+        yield "rounds", {"replay_refill": "new(rounds=2)", "prompts": PROMPTS[:24], "replay_scope": "process"}
 
 
 class Curriculum:

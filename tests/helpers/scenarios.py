@@ -40,6 +40,7 @@ from support import (
 )
 
 import trl_replay
+from trl_replay.base.arguments import Named
 from trl_replay.data.types import Batch
 from trl_replay.session import Session
 from trl_replay.testing import make_trainer
@@ -135,8 +136,8 @@ SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [MOST, DEAD, DEAD])
 ACCUMULATED = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
 MEANS_OVER_ROWS = ("grpo", "dr_grpo", "sapo", "luspo")
 SEQUENCE = {"importance_sampling_level": "sequence"}
-ONE_ROW = {**INJECTED, "replay_mixer_kwargs": {"rows": 1}}
-REFILLED = {"replay_refill_rounds": 2}
+ONE_ROW = {**INJECTED, "replay_mixer": "inject(rows=1)"}
+REFILLED = {"replay_refill": "new(rounds=2)"}
 EXCLUDED = {"replay_unfilled": "exclude", "replay_max_fraction": 0.4}
 
 
@@ -144,7 +145,7 @@ def correction(name: str, **settings: Any) -> dict[str, Any]:
     return {"replay_correction": name, **settings}
 
 
-PER = correction("per", replay_correction_kwargs={"beta": 0.5, "final_beta": 0.5}, replay_sampler="proportional")
+PER = correction("per(beta=0.5, final_beta=0.5)", replay_sampler="proportional")
 """Scores are sum |A| × std: 1.5 with one or three of four right, 2 with two, which so weigh (4/3)^-0.5."""
 
 
@@ -227,7 +228,7 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "rows: stored, any prompt, vespo": (
         {"loss_type": "vespo"},
-        {"replay_mixer": "inject", "replay_mixer_kwargs": {"rows": 3}, "replay_advantages": "stored", **EVERY_GROUP},
+        {"replay_mixer": "inject(rows=3)", "replay_advantages": "stored", **EVERY_GROUP},
     ),
     "rows: joint, excluded, rewards scaled by batch": (
         {"scale_rewards": "batch"}, {**ONE_ROW, "replay_unfilled": "exclude", "replay_advantages": "joint"},
@@ -323,7 +324,7 @@ REFERRED = ([LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE], [RIGHT, HALF, DEAD])
 OF_REFERENCE = {
     f"the KL term of {kl} rows, {loss}, {iterations} iterations": Scenario(
         {"beta": 0.3, "num_iterations": 2, "max_steps": 10, "loss_type": loss},
-        {"replay_kl": kl, "replay_iterations": iterations, **EVERY_GROUP, "replay_selector_kwargs": {"share": 0.7},
+        {"replay_kl": kl, "replay_iterations": iterations, **EVERY_GROUP, "replay_selector": "always(share=0.7)",
          "replay_record": "loss"},
         REFERRED,
     )
@@ -381,7 +382,7 @@ MIXED = {
         for rule in RULES[1:3]
         for name, settings in (
             ("a limit", {"replay_max_fraction": 0.34}),
-            ("a mixer", {"replay_mixer": every_second, "replay_mixer_kwargs": None}),
+            ("a mixer", {"replay_mixer": every_second}),
         )
     },
     "rows: joint, masks of tools": Scenario(
@@ -406,7 +407,7 @@ OTHERS_OF_TOKENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo, sequence level": ({"loss_type": "grpo", **SEQUENCE}, {}),
     "cispo": ({"loss_type": "cispo"}, {}),
     "rows": (
-        {}, {"replay_mixer": "inject", "replay_mixer_kwargs": {"rows": 3}, "replay_advantages": "stored",
+        {}, {"replay_mixer": "inject(rows=3)", "replay_advantages": "stored",
              "replay_sampler": "uniform"},
     ),
     "topr": ({"learning_rate": 5e-2}, correction("topr")),
@@ -468,7 +469,7 @@ def made(folder: Any, settings: dict[str, Any], rewards: Any, make: Callable[...
 
 def rewards_of(case: Scenario) -> Any:
     """Those of a scenario."""
-    if "replay_refill_rounds" in case.replay:
+    if "replay_refill" in case.replay:
         return Coins(0.4)
     if isinstance(case.rewards, dict):
         return [Rewards(*script, name=name) for name, script in case.rewards.items()]
@@ -490,7 +491,7 @@ def follow(folder: Any, name: str | Scenario, make: Callable[..., Any] = build, 
     trainer = made(folder, {**case.training, **settings}, rewards, make)
     trainer.alone = isinstance(name, str) and name in COMBINATIONS
     session = compared(trainer, case.replay, losses=case.losses)
-    watch, rounds = trainer.watch, case.replay.get("replay_refill_rounds")
+    watch, rounds = trainer.watch, session.config.refill.rounds
     if make is not build:
         return trainer, session  # Unsloth's trainer counts tokens by itself
     if rounds and trainer.scale_rewards == "group" and not isinstance(trainer, Credit):
@@ -505,11 +506,11 @@ def compared(
 ) -> Session:
     """Trains with replay, and compares every loss, gradient and batch with those by hand, unless not asked to: batches
     that hold copies, which are neither fresh rows nor an entry's, are not."""
-    args, generates = trainer.args, "replay_refill_rounds" in replay
+    args, generates = trainer.args, "replay_refill" in replay
     means = args.loss_type in MEANS_OVER_ROWS and args.steps_per_generation > 1
     iterates = replay.get("replay_iterations") == "replay"
     together = means and iterates
-    trainer.correction = replay.get("replay_correction", "ratio")
+    trainer.correction = Named.read(replay.get("replay_correction", "ratio")).name
     trainer.gate = gate(replay, args.importance_sampling_level)
     trainer.gradients = gradients and not together
     session = trl_replay.attach(trainer, **{"replay_start": 0, **replay})

@@ -12,7 +12,7 @@ from trl_replay_papers import METHODS
 
 import trl_replay
 from trl_replay.extras.advice.outcome import outcome_of
-from trl_replay.extras.advice.rules import RULES, advise, of_caps, what_to_change
+from trl_replay.extras.advice.rules import RULES, Given, advise, of_caps, what_to_change
 from trl_replay.extras.report.page import write_report
 from trl_replay.testing import make_trainer
 
@@ -22,11 +22,11 @@ FULL = [[HALF, LIVE, LIVE]] * 3
 """Batches that fill the buffer."""
 MOSTLY_DEAD = [[DEAD, DEAD, LIVE]]
 
-NARROW = {"replay_correction": "sequence_mask", "replay_correction_kwargs": {"low": 0.99, "high": 1.01}}
+NARROW = {"replay_correction": "sequence_mask(low=0.99, high=1.01)"}
 
 RUNS = {
     "all wrong": ([[DEAD] * 3], {}, {}, {"nothing live"}),
-    "no buffer": ([[DEAD] * 3], {}, {"replay_buffer_size": 0, "replay_refill_rounds": 1}, {"nothing live"}),
+    "no buffer": ([[DEAD] * 3], {}, {"replay_buffer_size": 0, "replay_refill": "new(rounds=1)"}, {"nothing live"}),
     "all right": ([*FULL, [RIGHT] * 3], {"learning_rate": 1e-4}, {}, {"all right"}),
     "dense": ([[LIVE, HALF, LIVE]], {}, {}, set()),
     "stale": ([*FULL, *MOSTLY_DEAD], {"learning_rate": 0.2}, {}, {"stale buffer"}),
@@ -90,6 +90,13 @@ def as_stock(trainer):
         {key: value for key, value in entry.items() if not key.startswith("replay/")}
         for entry in trainer.state.log_history
     ]
+
+
+def test_a_strategy_or_plugin_counts_by_its_name_whatever_its_arguments():
+    given = {"replay_correction": "topr(cap=2.0)", "replay_plugins": ["greso", "skip_solved(groups=2)"]}
+    assert Given("replay_correction", ("topr",)).holds(given)
+    assert Given("replay_plugins", ("skip_solved",)).holds(given)
+    assert not Given("replay_correction", ("none", "topr"), one_of=False).holds(given)
 
 
 def test_explain_begins_with_the_outcome_and_ends_with_what_to_change(run):
@@ -234,7 +241,7 @@ DISEASES = {
     "all rewards None": (constant(None), {}, {}, {"no reward"}),
     "cut off and masked": (SEVEN, MASKED, {}, {"truncation"}),
     "everything of it set already": (
-        SOLVED, SLOW, {"replay_retire_passes": 4, "replay_refill_rounds": 1}, {"all right"}),
+        SOLVED, SLOW, {"replay_retire_passes": 4, "replay_refill": "new(rounds=1)"}, {"all right"}),
     "a teacher's grade": (spread, SLOW, {}, set()),
 }  # fmt: skip
 

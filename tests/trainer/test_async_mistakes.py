@@ -19,7 +19,7 @@ def trainer(policy, tmp_path, monkeypatch):
         ({"replay_mixer": "inject", "replay_sampler": "same_prompt"}, r"replay_mixer='inject'.*replay_mixer='whole'"),
         ({"replay_advantages": "joint"}, r"replay_advantages='joint'.*'stored'"),
         ({"replay_advantages": "split"}, r"replay_advantages='split'.*'stored'"),
-        ({"replay_refill_rounds": 2}, r"replay_refill_rounds=2.*use 0"),
+        ({"replay_refill": "new(rounds=2)"}, r"replay_refill='new.*leave it out"),
         ({"replay_iterations": "replay"}, r"replay_iterations='replay'.*'same'"),
         ({"replay_kl": "fresh"}, r"replay_kl='fresh'.*'all'"),
         ({"replay_record": "forward"}, r"replay_record='forward'.*'auto'"),

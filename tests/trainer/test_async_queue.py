@@ -579,8 +579,8 @@ def test_per_weighs_advantages_by_the_chance_of_being_drawn(queued):
         return samples_of(number, DEAD if number % 2 else live, version)
 
     run = queued(
-        uneven, max_steps=10, replay_sampler="proportional", replay_correction="per",
-        replay_correction_kwargs={"beta": 1.0}, replay_scorer="advantage_std",
+        uneven, max_steps=10, replay_sampler="proportional", replay_correction="per(beta=1.0)",
+        replay_scorer="advantage_std",
     ).train()  # fmt: skip
     stored = {tuple(sample.input_ids.tolist()): sample.advantage for sample in run.fresh}
     shares = [one.advantage / stored[tuple(one.input_ids.tolist())] for one in run.replayed]

@@ -19,17 +19,17 @@ def test_nothing_is_replayed_before_the_start(tmp_path: Any) -> None:
 def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path: Any) -> None:
     """The rate begins at the first batch's 3/12 and moves by 1/32 of the difference: 8/32, then 31/32 of it ..."""
     passing = [[1.0, 1.0, 1.0, 1.0]] * 3
-    run = train(tmp_path, [LIVE, LIVE, LIVE], [DEAD] * 3, passing, max_steps=6, replay_start_pass_rate=0.28)
+    run = train(tmp_path, [LIVE, LIVE, LIVE], [DEAD] * 3, passing, max_steps=6, replay_start="pass_rate(0.28)")
     rate, expected = 0.25, [0]
     for passes in (0.0, 1.0, 1.0, 1.0, 1.0):
         rate += (passes - rate) / 32
         expected.append(3 if rate >= 0.28 else 0)
     assert run.replayed == expected == [0, 0, 0, 3, 3, 3]
-    assert "replay_start_pass_rate allows 0 of 3 groups" in run.session.explain()
+    assert "replay_start='pass_rate(0.28)' allows 0 of 3 groups" in run.session.explain()
 
 
 def test_what_passes_is_a_setting(tmp_path: Any) -> None:
     session = train(
-        tmp_path, [[3.0, 1, 1, 1]] * 3, [DEAD] * 3, max_steps=3, replay_start_pass_rate=0.2, replay_pass_reward=2.0
+        tmp_path, [[3.0, 1, 1, 1]] * 3, [DEAD] * 3, max_steps=3, replay_start="pass_rate(0.2)", replay_pass_reward=2.0
     ).session
     assert session.buffer.rules.limiter.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)

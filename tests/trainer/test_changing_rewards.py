@@ -27,7 +27,7 @@ GRADES = [0.0, 1.0, 2.0, 3.0]
 FIRST = ([LIVE, GRADES, HALF], [DEAD, DEAD, LIVE])
 SECOND = ([[0, 0, 1, 1.0], [5, 1, 1, 0.0], [0, 1.0, 1, 0]], [DEAD, DEAD, LIVE])
 SAVES = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
-CHOSEN = {"replay_selector": "always", "replay_selector_kwargs": {"share": 0.4}, "replay_record": "forward"}
+CHOSEN = {"replay_selector": "always(share=0.4)", "replay_record": "forward"}
 LEFT = f"an entry left: {OTHER_RULE}"
 pytestmark = pytest.mark.filterwarnings(f"ignore:{RULE_CHANGED}")
 

@@ -30,7 +30,8 @@ def refused(trainer: Any, *kinds: Any) -> Iterator[tuple[str, ...]]:
         settings = {f"replay_{kind}": name for kind, name in zip(kinds, names, strict=True)}
         if "selector" in kinds:
             settings["replay_record"] = "forward"
-            settings["replay_selector_kwargs"] = {"share": 0.5} if "always" in names else None
+            if "always" in names:
+                settings["replay_selector"] = "always(share=0.5)"
         try:
             trl_replay.attach(trainer, **settings)
         except (ConfigurationError, RefusedError):

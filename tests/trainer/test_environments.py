@@ -21,7 +21,7 @@ import trl_replay
 from trl_replay.testing import make_model
 
 FORM = pytest.mark.parametrize("form", [pytest.param(form, marks=OWN_REWARDS) for form in FORMS])
-SAMPLED = {"replay_refill_rounds": 1}
+SAMPLED = {"replay_refill": "new(rounds=1)"}
 WAYS: dict[str, dict[str, Any]] = {"replay": {}, "mixing": INJECTED, "sampled": SAMPLED}
 
 
@@ -135,7 +135,7 @@ def test_a_rollout_that_failed_is_no_row_of_a_mixed_group_and_trains_as_stock_wh
 def test_a_curriculum_counts_the_scored_rollouts_alone(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(Episode, "_score", staticmethod(failing))
     trainer = build(tmp_path, "reward and data of its own", max_steps=2, trainer_class=Spy)
-    session = trl_replay.attach(trainer, replay_refill_rounds=1, replay_buffer_size=0, replay_pass_reward=0.5)
+    session = trl_replay.attach(trainer, replay_refill="new(rounds=1)", replay_buffer_size=0, replay_pass_reward=0.5)
     trainer.train()
     prompts = session.prompts
     assert prompts is not None

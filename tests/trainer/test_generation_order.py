@@ -54,7 +54,7 @@ def prompts_of(folder: Any, own: Any = None, refill: int = 2, **settings: Any) -
     trainer.train_dataset = trainer.train_dataset.select(range(12))
     trainer.own = own
     if refill:
-        trl_replay.attach(trainer, replay_refill_rounds=refill, replay_buffer_size=0)
+        trl_replay.attach(trainer, replay_refill=f"new(rounds={refill})", replay_buffer_size=0)
     trainer.train()
     return coins.prompts
 
@@ -64,7 +64,7 @@ def test_175_new_prompts_are_drawn_at_random_where_the_trainer_samples_in_an_ord
     tmp_path: Any, trainer_class: Any
 ) -> None:
     order = PROMPTS if trainer_class is GRPOTrainer else PROMPTS[::-1]
-    with pytest.warns(UserWarning, match=r"at random.*set replay_refill_prompts='same'"):
+    with pytest.warns(UserWarning, match=r"at random.*set replay_refill='same.rounds=2.'"):
         found = prompts_of(tmp_path, trainer_class=trainer_class)
     for batch in range(len(found) // 3):
         first, *further = found[3 * batch : 3 * batch + 3]
@@ -86,4 +86,4 @@ def test_175_a_trainer_that_shuffles_is_told_nothing(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Coins(0.0), PROMPTS, shuffle_dataset=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+        trl_replay.attach(trainer, replay_refill="new(rounds=2)", replay_buffer_size=0)

@@ -35,7 +35,7 @@ def test_a_plugin_says_what_is_generated_for_in_every_round(tmp_path: Any) -> No
         seen.append((context.round, len(rows)))
         return [{"prompt": f"{context.round}*{number}="} for number in range(len(rows))]
 
-    coins, session, _ = train(tmp_path, numbered, Coins(0.0), replay_refill_rounds=1, max_steps=2)
+    coins, session, _ = train(tmp_path, numbered, Coins(0.0), replay_refill="new(rounds=1)", max_steps=2)
     assert seen == [(0, 3), (1, 3)] * 2
     assert coins.prompts == [["0*0=", "0*1=", "0*2="], ["1*0=", "1*1=", "1*2="]] * 2
     assert session.rounds.table.tries.tolist() == [2 * SIZE] * 6
@@ -81,7 +81,7 @@ def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: 
     first = drawn(tmp_path / "one")
     assert len(set(first)) == 4
     assert first == drawn(tmp_path / "two")
-    assert first != drawn(tmp_path / "three", replay_seed=5)
+    assert first != drawn(tmp_path / "three", seed=5)
 
 
 @pytest.mark.filterwarnings("ignore:Rows of the dataset with the same prompt differ in 'notes'")
@@ -96,7 +96,7 @@ def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(t
 
     trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=3)
     with plugin("chooser", inputs=choosing(lambda rows, context: kept)):
-        trl_replay.attach(trainer, replay_plugins="chooser", replay_buffer_size=0, replay_refill_rounds=1)
+        trl_replay.attach(trainer, replay_plugins="chooser", replay_buffer_size=0, replay_refill="new(rounds=1)")
         trainer.train()
     assert trainer.state.global_step == 3
 
@@ -141,7 +141,7 @@ def test_rows_of_one_group_with_different_prompts_are_refused(tmp_path: Any) -> 
 
     trainer = make_trainer(tmp_path, Coins(0.5), PROMPTS)
     trainer.data_collator = Shuffled()
-    trl_replay.attach(trainer, replay_refill_rounds=1)
+    trl_replay.attach(trainer, replay_refill="new(rounds=1)")
     with pytest.raises(trl_replay.SeamError, match=r"rows 0 to 3 on rank 0 belong to one group .* different prompts"):
         trainer.train()
 
@@ -152,5 +152,5 @@ def test_what_a_plugin_writes_into_the_rows_that_it_is_shown_changes_nothing(tmp
             row["prompt"] = f"9{row['prompt']}"
 
     coins = Coins(0.0)
-    train(tmp_path, scribble, coins, replay_refill_rounds=1, replay_refill_prompts="same", max_steps=1)
+    train(tmp_path, scribble, coins, replay_refill="same(rounds=1)", max_steps=1)
     assert coins.prompts[0] == coins.prompts[1]

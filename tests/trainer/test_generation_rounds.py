@@ -21,7 +21,7 @@ import trl_replay
 from trl_replay import Session
 from trl_replay.testing import make_trainer
 
-rounds = partial(train, prompts=PROMPTS, replay_refill_rounds=2, replay_buffer_size=0, replaced=0)
+rounds = partial(train, prompts=PROMPTS, replay_refill="new(rounds=2)", replay_buffer_size=0, replaced=0)
 """Trains with two further rounds a batch and no buffer."""
 
 
@@ -51,7 +51,7 @@ def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_w
     tmp_path: Any, scale: str
 ) -> None:
     shaped = {"trainer_class": shaping(lambda advantages: advantages * 2), "scale_rewards": scale}
-    words = r"scale_rewards='batch'.*this trainer shapes advantages itself.*rounds=0"
+    words = r"scale_rewards='batch'.*this trainer shapes advantages itself.*Leave replay_refill out"
     refused = pytest.raises(trl_replay.SeamError, match=words)
     with refused if scale == "batch" else contextlib.nullcontext():
         assert rounds(tmp_path, rewards=Coins(0.5), **shaped).counters["refilled"] > 0
@@ -74,7 +74,7 @@ def test_nothing_is_generated_again_in_a_dry_run_or_pause(tmp_path: Any, how: di
 def test_evaluation_generates_what_it_does_without(tmp_path: Any) -> None:
     coins = Coins(0.0)
     settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
-    rounds(tmp_path, rewards=coins, eval_prompts=["7=", "8="], replay_refill_rounds=1, **settings)
+    rounds(tmp_path, rewards=coins, eval_prompts=["7=", "8="], replay_refill="new(rounds=1)", **settings)
     evaluated = [prompts for prompts in coins.prompts if prompts in (["7="], ["8="])]
     assert sorted(evaluated) == [["7="]] * 2 + [["8="]] * 2
     assert len(coins.calls) - len(evaluated) == 2 * 4
@@ -85,7 +85,7 @@ def test_evaluation_generates_what_it_does_without(tmp_path: Any) -> None:
 
 def test_where_no_group_is_ever_live_training_goes_on(tmp_path: Any) -> None:
     coins = Coins(0.0)
-    run = rounds(tmp_path, rewards=coins, replay_refill_rounds=3)
+    run = rounds(tmp_path, rewards=coins, replay_refill="new(rounds=3)")
     assert run.trainer.state.global_step == 4
     assert [len(call) for call in coins.calls] == [3] * 16
     metrics = run.session.metrics
@@ -98,12 +98,12 @@ ONE_LIVE = [LIVE, DEAD[0], DEAD[0]]
 
 def test_no_further_round_begins_when_the_share_of_live_groups_is_reached(tmp_path: Any) -> None:
     rewards = Rewards(ONE_LIVE, [LIVE, DEAD[0]], [LIVE, LIVE, DEAD[0]])
-    run = rounds(tmp_path, rewards=rewards, max_steps=2, replay_refill_rounds=5, replay_refill_until=0.6)
+    run = rounds(tmp_path, rewards=rewards, max_steps=2, replay_refill="new(rounds=5, until=0.6)")
     assert rewards.calls == 3
     assert (run.counters["refilled"], run.counters["dead_after"]) == (1, 2)
 
 
-one_round = partial(rounds, max_steps=2, replaced=1, replay_buffer_size=64, replay_refill_rounds=1)
+one_round = partial(rounds, max_steps=2, replaced=1, replay_buffer_size=64, replay_refill="new(rounds=1)")
 
 
 def test_what_no_round_fills_the_buffer_fills_and_then_replay_unfilled_decides(tmp_path: Any) -> None:
@@ -150,7 +150,7 @@ def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_a
 
 def test_the_same_prompts_are_tried_again(tmp_path: Any) -> None:
     coins = Coins(0.3, seed=1)
-    rounds(tmp_path, rewards=coins, max_steps=6, replay_refill_rounds=3, replay_refill_prompts="same")
+    rounds(tmp_path, rewards=coins, max_steps=6, replay_refill="same(rounds=3)")
     further = 0
     for numbers in rounds_of(coins.calls, 3):
         of_batch = coins.prompts[numbers[0]]
@@ -168,7 +168,7 @@ def test_59_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
     def reward(completions: list[str], **_: Any) -> list[float]:
         return [reward for group in outcomes.pop(0) for reward in group]
 
-    run = rounds(tmp_path, rewards=reward, prompts=["1=", "2=", "3="], max_steps=1, replay_refill_prompts="same")
+    run = rounds(tmp_path, rewards=reward, prompts=["1=", "2=", "3="], max_steps=1, replay_refill="same(rounds=2)")
     assert run.counters["refilled"] == 2
     assert list(run.trainer._logs["prompt"])[::SIZE] == ["1=", "2=", "3="]
 
@@ -183,9 +183,9 @@ def test_a_stream_gives_no_new_prompts_but_the_same_ones_and_its_run_resumes(tmp
             tmp_path, Coins(0.4), arguments={"train_dataset": stream}, trainer_class=Spy, max_steps=steps,
             save_strategy="steps", save_steps=2,
         )  # fmt: skip
-        with pytest.raises(trl_replay.RefusedError, match=r"replay_refill_prompts='new' .* stream .* use .*'same'"):
-            trl_replay.attach(trainer, replay_refill_rounds=2)
-        session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_refill_prompts="same")
+        with pytest.raises(trl_replay.RefusedError, match=r"'new.rounds=2.' .* stream .* use 'same.rounds=2.'"):
+            trl_replay.attach(trainer, replay_refill="new(rounds=2)")
+        session = trl_replay.attach(trainer, replay_refill="same(rounds=2)")
         asked = pytest.warns(UserWarning, match="still in the dataset can't be told: it is a stream")
         with asked if steps > 2 else nullcontext():
             trainer.train(resume_from_checkpoint=steps > 2)
@@ -261,7 +261,7 @@ def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_
         return coins(completions, prompts)
 
     trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=3)
-    session = trl_replay.attach(trainer, replay_refill_rounds=2)
+    session = trl_replay.attach(trainer, replay_refill="new(rounds=2)")
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     columns = trainer._logs
@@ -356,7 +356,7 @@ def test_127_detach_inside_a_reward_function_of_a_further_round_ends_in_peace(tm
 def test_a_column_of_a_round_that_failed_leaves_a_table_that_can_be_logged(tmp_path: Any, plug: Any) -> None:
     failing = Failing()
     trainer = make_trainer(tmp_path, failing.reward, PROMPTS, max_steps=1, log_completions=True)
-    trl_replay.attach(trainer, replay_refill_rounds=1, replay_plugins=plug(failing))
+    trl_replay.attach(trainer, replay_refill="new(rounds=1)", replay_plugins=plug(failing))
     with pytest.raises(trl_replay.HookError):
         trainer.train()
     trainer.train()

@@ -435,10 +435,10 @@ def test_an_error_at_attach_leaves_the_trainer_as_it_was(tmp_path, hook, functio
 
 
 def test_a_presets_arguments_are_not_given_to_a_strategy_of_the_users_own(tmp_path):
-    settings = {"replay_sampler": "proportional", "replay_sampler_kwargs": {"alpha": 0.5}}
+    settings = {"replay_sampler": "proportional(alpha=0.5)"}
     with plugin(presets=lambda: [Preset("bundle", settings, "")]):
         session = trl_replay.attach(trainer_of(tmp_path), replay_preset="mine/bundle", replay_sampler="uniform")
-    assert session.config.replay_sampler_kwargs is None
+    assert session.config.strategy("sampler")[1] == {}
 
 
 # preflight

@@ -148,7 +148,7 @@ def test_groups_that_are_generated_again_bring_their_images(
         tmp_path, coins, tokenizer=processor, model=model, trainer_class=Spy, max_steps=3, **settings,
         arguments={"train_dataset": pictures.dataset(counts)},
     )  # fmt: skip
-    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+    session = trl_replay.attach(trainer, replay_refill="new(rounds=2)", replay_buffer_size=0)
     steps = record(session)
     trainer.train()
     refilled = 0

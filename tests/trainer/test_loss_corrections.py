@@ -46,7 +46,7 @@ def test_76_as_many_rows_as_tokens_are_no_advantages_of_tokens(tmp_path: Any, se
 
 
 def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any) -> None:
-    limits = {"replay_correction_kwargs": {"low": 1e5, "high": 1e6}}
+    limits = {"replay_correction": "sequence_mask(low=100000.0, high=1000000.0)"}
     trainer, _ = train_corrected(tmp_path, "sequence_mask", limits, by_hand=False, beta=0.1)
     signal = replayed_signal(trainer)
     assert len(signal) > 16
@@ -76,8 +76,8 @@ def test_per_weighs_against_the_samplers_preferences(tmp_path: Any) -> None:
     settings = {"trainer_class": Spy, "learning_rate": 1e-3, "scale_rewards": "none"}
     run = train(
         tmp_path, [LIVE, [2.0, 0, 0, 0], [4.0, 0, 0, 0]], [DEAD] * 3, replaced=9, replay_scorer="reward_std",
-        replay_sampler="proportional", replay_correction="per",
-        replay_correction_kwargs={"beta": 0.5, "updates": 4}, **settings,
+        replay_sampler="proportional", replay_correction="per(beta=0.5, updates=4)",
+        **settings,
     )  # fmt: skip
     for update, (loss, (_, after)) in enumerate(zip(run.trainer.losses, run.steps, strict=True)):
         beta, weights = 0.5 + 0.5 * update / 4, []

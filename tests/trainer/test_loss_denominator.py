@@ -42,12 +42,7 @@ def test_excluding_all_groups_changes_no_denominator(tmp_path: Any) -> None:
         assert after["num_items_in_batch"] is before["num_items_in_batch"]
 
 
-ROUNDED = {"num_iterations": 2, "replay_logps_dtype": "bfloat16"}
-
-
-@pytest.mark.parametrize(
-    "layout", [{}, {"num_iterations": 2}, ROUNDED], ids=["plain", "with stock's old log-probs", "stored in 16 bits"]
-)
+@pytest.mark.parametrize("layout", [{}, {"num_iterations": 2}], ids=["plain", "with stock's old log-probs"])
 def test_intra_batch_fills_with_live_groups_of_the_same_batch(tmp_path: Any, layout: dict[str, Any]) -> None:
     run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, HALF, DEAD], replay_unfilled="intra_batch", **ONE, **layout)
     steps = run.steps

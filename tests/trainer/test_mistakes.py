@@ -148,7 +148,7 @@ PYTHON = {
     "bytes in words": (attach(replay_max_bytes="2 gigs"), ["replay_max_bytes='2 gigs'", "'512MB'"]),
     "bytes without a unit": (attach(replay_max_bytes=64), ["replay_max_bytes=64", "Raise it", "'512MB'"]),
     "a share in percent": (attach(replay_max_fraction=50), ["replay_max_fraction=50", "between 0 and 1"]),
-    "a start in percent": (attach(replay_start="10%"), ["replay_start='10%'", "'adaptive' or a number of updates"]),
+    "a start in percent": (attach(replay_start="10%"), ["replay_start='10%'", "'adaptive', a number of updates"]),
     "a start after the end": (attach(replay_start=1000), ["replay_start=1000", "max_steps=4", "Lower it"]),
     "an age of 0": (attach(replay_max_age=0), ["replay_max_age=0", "at least 1"]),
     "a number in quotes": (attach(replay_weight="10"), ["replay_weight='10'", "at most 1,000,000"]),
@@ -172,32 +172,42 @@ PYTHON = {
     "a list as a strategy": (attach(replay_evictor=["fifo"]), ["replay_evictor=['fifo']", "give the name"]),
     "a class as a strategy": (attach(replay_evictor=OfNoInstance), ["replay_evictor='OfNo", "give an instance"]),
     "an unknown argument": (
-        attach(replay_sampler="proportional", replay_sampler_kwargs={"alpa": 1}),
-        ["replay_sampler_kwargs={'alpa': 1}", "mean 'alpha'"],
+        attach(replay_sampler="proportional(alpa=1)"),
+        ["replay_sampler='proportional(alpa=1)'", "mean 'alpha'"],
     ),
     "an argument out of range": (
-        attach(replay_sampler="proportional", replay_sampler_kwargs={"alpha": -1}),
-        ["replay_sampler='proportional'", "replay_sampler_kwargs={'alpha': -1}", "give a finite number of at least 0"],
+        attach(replay_sampler="proportional(alpha=-1)"),
+        ["replay_sampler='proportional(alpha=-1)'", "give a finite number of at least 0"],
     ),
     "an argument out of range of a plugin": (
-        attach(replay_plugins=["bapo"], replay_plugins_kwargs={"bapo": {"high": 7}}),
-        ["replay_plugins_kwargs={'high': 7}", "give a number from 0 to 1"],
+        attach(replay_plugins=["bapo(high=7)"]),
+        ["replay_plugins=['bapo(high=7)']", "give a number from 0 to 1"],
     ),
     "an argument without a strategy that takes it": (
-        attach(replay_scorer_kwargs={"a": 1}),
-        ["replay_scorer_kwargs={'a': 1}", "takes no arguments"],
+        attach(replay_scorer="advantage_std(a=1)"),
+        ["replay_scorer='advantage_std(a=1)'", "takes no arguments"],
     ),
-    "prompts of rounds that there are not": (
-        attach(replay_refill_prompts="same"),
-        ["replay_refill_prompts='same'", "replay_refill_rounds=0", "leave this out"],
+    "arguments as there were": (
+        attach(replay_correction="truncated", replay_correction_kwargs={"cap": 3.0}),
+        ["replay_correction_kwargs", "in parentheses: replay_correction='name(argument=value)'"],
+    ),
+    "arguments as there were, in a config": (
+        lambda desk: trl_replay.ReplayConfig(replay_plugins_kwargs={"bapo": {"high": 0.2}}),
+        ["ReplayConfig has no setting 'replay_plugins_kwargs'", "replay_plugins=['name(argument=value)']"],
+    ),
+    "an argument without its name": (
+        attach(replay_correction="truncated(3.0)"),
+        ["replay_correction='truncated(3.0)'", "name(argument=value)", "each by its name"],
+    ),
+    "an argument given twice": (attach(replay_correction="truncated(cap=3, cap=2)"), ["(cap=3, cap=2)", "once"]),
+    "a text without quotes": (attach(replay_correction="truncated(level=token)"), ["level=token", "a text in quotes"]),
+    "an argument that would be executed": (
+        attach(replay_correction="truncated(cap=float('inf'))"),
+        ["truncated(cap=float", "a number, a text in quotes"],
     ),
     "short groups of no file": (
         attach(replay_warm_start_short="resample"),
         ["replay_warm_start_short='resample'", "set replay_warm_start"],
-    ),
-    "prompts of rounds that a preset does not set": (
-        attach(replay_preset="sample_efficient", replay_refill_prompts="same"),
-        ["replay_refill_prompts='same'", "replay_refill_rounds=0", "leave this out"],
     ),
     "short groups of no file, with a preset": (
         attach(replay_preset="sample_efficient", replay_warm_start_short="resample"),
@@ -212,10 +222,6 @@ PYTHON = {
         attach(replay_plugins=["freshness"]),
         ["replay_plugins=['freshness']", "no hook for training", "trl-replay list freshness"],
     ),
-    "arguments of a plugin that takes no part": (
-        attach(replay_plugins_kwargs={"bapo": {"high": 0.2}}),
-        ["replay_plugins_kwargs", "'bapo'", "name it in replay_plugins"],
-    ),
     "a strategy as a preset": (
         attach(replay_preset="fifo"),
         ["replay_preset='fifo'", "'fifo' is an evictor: set replay_evictor='fifo'"],
@@ -224,21 +230,17 @@ PYTHON = {
         attach(replay_preset="sample_eficient"),
         ["replay_preset='sample_eficient'", "mean 'sample_efficient'"],
     ),
-    "rounds below 0": (attach(replay_refill_rounds=-1), ["replay_refill_rounds=-1", "whole number"]),
+    "no rounds": (attach(replay_refill="new(rounds=0)"), ["replay_refill='new(rounds=0)'", "rounds of at least 1"]),
     "unknown prompts of rounds": (
-        on(replay_refill_prompts="other"),
-        ["replay_refill_prompts='other'", "'new' or 'same'"],
+        on(replay_refill="other(rounds=1)"),
+        ["replay_refill='other(rounds=1)'", "'new(rounds=2)' for new prompts or 'same(rounds=2)'"],
     ),
-    "a share to fill without rounds": (
-        attach(replay_refill_until=0.5),
-        ["replay_refill_until=0.5", "replay_refill_rounds=0"],
-    ),
-    "nothing to fill": (attach(replay_refill_until=0), ["replay_refill_until=0", "above 0, at most 1"]),
+    "nothing to fill": (attach(replay_refill="new(until=0)"), ["replay_refill='new(until=0)'", "above 0, at most 1"]),
     "a weight that float32 does not hold": (attach(replay_weight=1e39), ["can't be used", "give a number"]),
     "a limit that float32 does not hold": (attach(replay_max_weight=1e39), ["can't be used", "give a number"]),
     **{
         f"a cap of {correction} that float32 does not hold": (
-            attach(replay_correction=correction, replay_correction_kwargs={"cap": 1e300}),
+            attach(replay_correction=f"{correction}(cap=1e300)"),
             ["can't be used", "give a number"],
         )
         for correction in ("truncated", "topr")
@@ -269,16 +271,16 @@ PYTHON = {
         ["Attach to a trl.GRPOTrainer or to TRL's AsyncGRPOTrainer: a Trainer"],
     ),
     "a mapping as the configuration": (
-        lambda desk: trl_replay.attach(desk.trainer(), {"replay_seed": 3}),
+        lambda desk: trl_replay.attach(desk.trainer(), {"replay_max_age": 3}),
         ["not a dict", "attach(trainer, replay_buffer_size=64)"],
     ),
     "a share of no group of a selector": (
-        attach(replay_selector="always", replay_selector_kwargs={"share": 0.3}),
-        ["replay_selector='always' (share=0.3)", "none of the 3 groups", "{'share': 0.34}", "or more"],
+        attach(replay_selector="always(share=0.3)"),
+        ["replay_selector='always' (share=0.3)", "none of the 3 groups", "'always(share=0.34)'", "or more"],
     ),
     "the default share of a selector": (
         attach(replay_selector="always"),
-        ["replay_selector='always' (share=0.25)", "none of the 3 groups", "replay_selector_kwargs={'share': 0.34}"],
+        ["replay_selector='always' (share=0.25)", "none of the 3 groups", "replay_selector='always(share=0.34)'"],
     ),
     "a misspelled reward": (
         lambda desk: trl_replay.attach(desk.several(), replay_reward="acuracy"),

@@ -33,7 +33,7 @@ def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path: Any) -> No
     def failures_only(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
         return np.tile([-1, 1, 2, -1], (len(drawn), 1))
 
-    settings = {**INJECTED, "replay_mixer": failures_only, "replay_mixer_kwargs": None, "replay_advantages": "joint"}
+    settings = {**INJECTED, "replay_mixer": failures_only, "replay_advantages": "joint"}
     run = train(tmp_path, [LIVE] * 3, [DEAD] * 3, replaced=0, max_steps=2, **settings)
     assert len(run.table) == 3
     assert run.reasons["a mixed group would have been dead"] == 3
@@ -55,7 +55,7 @@ def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_pa
             taken[slot, context.rng.permutation(4)[: len(rows)]] = rows
         return taken
 
-    given = {"replay_mixer_kwargs": None, "replay_sampler": several, "replay_mixer": scattered}
+    given = {"replay_sampler": several, "replay_mixer": scattered}
     scenario = Scenario({"max_steps": 8}, {**INJECTED, "replay_advantages": "stored", **given})
     trainer, session = follow(tmp_path, scenario)
     entries = [
@@ -79,7 +79,7 @@ def test_rows_are_mixed_with_their_images(tmp_path: Any) -> None:
     rows = pictures.dataset((1, 2, 1)).select(range(3))  # the same three questions in every batch
     trainer = of_pictures(tmp_path, model, processor, rows, Rewards(*SCRIPT), max_steps=6)
     trainer.independent = False
-    whole = {"replay_record": "loss", "replay_selector": "zero_std", "replay_selector_kwargs": None}
+    whole = {"replay_record": "loss", "replay_selector": "zero_std"}
     compared(trainer, {**INJECTED, "replay_advantages": "auto", **whole}, gradients=False)
     watch = trainer.watch
     for step, (before, after) in enumerate(watch.steps):
@@ -118,8 +118,8 @@ def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_
 
     with pytest.warns(UserWarning, match="adds one forward without gradients"):
         assert records("live")
-    assert not records("dead", replay_selector="zero_std", replay_selector_kwargs=None)
-    whole = {"replay_mixer": "whole", "replay_mixer_kwargs": None, "replay_advantages": "stored"}
+    assert not records("dead", replay_selector="zero_std")
+    whole = {"replay_mixer": "whole", "replay_advantages": "stored"}
     with pytest.warns(UserWarning, match="may choose live groups, .* so that they are stored"):
         assert records("whole", **whole)
 
@@ -132,9 +132,7 @@ def test_a_plugin_that_chooses_the_groups_is_named(tmp_path: Any) -> None:
 def test_163_a_selector_of_live_groups_starves_no_buffer(tmp_path: Any) -> None:
     """Whole groups take the places of live ones, which are stored all the same."""
     with pytest.warns(UserWarning, match="adds one forward"):
-        run = train(
-            tmp_path, [LIVE, HALF, DEAD], replay_selector="always", replay_selector_kwargs={"share": 1.0}, max_steps=6
-        )
+        run = train(tmp_path, [LIVE, HALF, DEAD], replay_selector="always(share=1.0)", max_steps=6)
     assert run.counters["replaced"] > 6, "live groups, too"
     assert (run.counters["stored"], run.counters["lost"]) == (2 * 6, 0)
 
@@ -192,7 +190,7 @@ def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tm
     def noting(groups: Any, context: Any) -> None:
         calls[context.update].append(len(groups))
 
-    mixing = {**INJECTED, "replay_advantages": "auto", "replay_mixer": first_whole, "replay_mixer_kwargs": None}
+    mixing = {**INJECTED, "replay_advantages": "auto", "replay_mixer": first_whole}
     with plugin(advantages=noting):
         _, session = follow(tmp_path, Scenario({}, {**mixing, "replay_plugins": "mine"}))
     assert calls[0] == [3]
@@ -296,7 +294,7 @@ def test_rows_of_another_prompt_are_left_out_of_a_baseline_and_counted(tmp_path:
         return np.arange(min(count, len(table)))[::-1]
 
     deceiving.same_prompt = True  # type: ignore[attr-defined]
-    mixing = {**INJECTED, "replay_advantages": "auto", "replay_sampler": deceiving, "replay_sampler_kwargs": None}
+    mixing = {**INJECTED, "replay_advantages": "auto", "replay_sampler": deceiving}
     trainer, session = follow(tmp_path, Scenario({"max_steps": 6}, mixing))
     watch = trainer.watch
     for taken in watch.taken:

@@ -301,7 +301,7 @@ ALL_RIGHT = [row for prompt in ("1=", "12=", "123+4=") for row in rows_of(prompt
 @pytest.mark.parametrize("mixed", [1, 4])
 def test_a_group_that_is_all_right_gives_rows_to_a_dead_slot_but_never_takes_the_whole_of_it(tmp_path, mixed):
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3, trainer_class=Spy)
-    mixer = {"replay_mixer": "inject", "replay_mixer_kwargs": {"rows": mixed}, "replay_sampler": "same_prompt"}
+    mixer = {"replay_mixer": f"inject(rows={mixed!r})", "replay_sampler": "same_prompt"}
     session = trl_replay.attach(trainer, **mixer, replay_start=0)
     assert session.add(ALL_RIGHT) == 3
     steps = record(session)

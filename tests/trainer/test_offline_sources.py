@@ -114,16 +114,8 @@ COLUMNS = {"question": "prompt", "answer": "completion", "score": "reward/script
 FOREIGN = [{"question": "1=", "answer": row["completion"], "score": row["reward"]} for row in ROWS]
 
 
-@pytest.mark.parametrize("by", ["the setting", "the argument"])
-def test_174_columns_of_other_names_are_named(tmp_path, by):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(in_lines(FOREIGN))
-    settings = {"replay_warm_start": [path], "replay_warm_start_columns": json.dumps(COLUMNS)}
-    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=1)
-    session = trl_replay.attach(trainer, **(settings if by == "the setting" else {}))
-    if by == "the argument":
-        assert session.add(path, columns=COLUMNS) == 1
-    trainer.train()
+def test_174_columns_of_other_names_are_named(session):
+    assert session.add(FOREIGN, columns=COLUMNS) == 1
     assert session.entry(0).rewards == {"scripted": LIVE}
 
 
@@ -131,14 +123,12 @@ def test_174_missing_columns_are_told_with_the_remedy(session):
     words = r"Row 0 .* lacks prompt, completion: it has question, answer, score\. .*columns=\{'its name': 'prompt'\}"
     with pytest.raises(ReplayError, match=words):
         session.add(FOREIGN)
-    with pytest.raises(ReplayError, match=r"Row 0 of the rows given lacks points, which .*columns names"):
+    with pytest.raises(ReplayError, match=r"Row 0 of the rows given lacks points, which .*columns=.* names"):
         session.add(FOREIGN, columns={"points": "reward"})
     with pytest.raises(ReplayError, match=r"Row 0 .* 'completion' twice"):
         session.add(ROWS, columns={"prompt": "completion"})
     with pytest.raises(ConfigurationError, match=r"columns=\['question'\] can't be used: .*\{'question': 'prompt'\}"):
         session.add(FOREIGN, columns=["question"])
-    with pytest.raises(ConfigurationError, match=r"replay_warm_start_columns=.* there is no file"):
-        trl_replay.attach(session.its_trainer, replay_warm_start_columns=COLUMNS)
 
 
 @pytest.mark.parametrize("name", ["prompt", "completion"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,21 +68,17 @@ def trained(folder: Path, **settings: Any) -> tuple[Any, list[float]]:
     return session, seen[: len(seen) // 2]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path: Path, as_json: bool) -> None:
-    arguments: Any = {"scale": {"by": 0.5}}
-    given = json.dumps(arguments) if as_json else arguments
+def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path: Path) -> None:
     _, stock = trained(tmp_path / "stock", replay_plugins=["scale"])
-    session, halved = trained(tmp_path / "half", replay_plugins=["scale"], replay_plugins_kwargs=given)
+    session, halved = trained(tmp_path / "half", replay_plugins=["scale(by=0.5)"])
     assert any(stock)
     np.testing.assert_allclose(sorted(halved), sorted(0.5 * np.array(stock)), rtol=1e-6)
-    assert session.config.replay_plugins_kwargs == arguments
     assert "plugins that take part: scale(by=0.5)" in session.explain()
     assert registry().plugins["scale"].object.by == 1.0, "other runs have the plugin as it was registered"
 
 
 def test_what_a_plugin_offers_has_its_arguments_too(tmp_path: Path) -> None:
-    session, _ = trained(tmp_path, replay_scorer="scale/constant", replay_plugins_kwargs={"scale": {"worth": 3.0}})
+    session, _ = trained(tmp_path, replay_scorer="scale/constant", replay_plugins=["scale(worth=3.0)"])
     assert len(session.buffer)
     assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
 
@@ -92,7 +87,7 @@ def test_an_argument_that_is_not_named_stays_what_the_registered_plugin_was_made
     tmp_path: Path, plug: Any
 ) -> None:
     plug(Scale(by=0.5, worth=2.0), "halves")
-    settings = {"replay_scorer": "halves/constant", "replay_plugins_kwargs": {"halves": {"worth": 3.0}}}
+    settings = {"replay_scorer": "halves/constant", "replay_plugins": ["halves(worth=3.0)"]}
     session, advantages = trained(tmp_path, **settings)
     assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
     assert max(advantages) < 1.0, "without it the largest is 1.5"
@@ -112,40 +107,33 @@ class Slotted:
 
 def test_141_a_plugin_with_slots_keeps_what_it_was_made_with(tmp_path: Path, plug: Any) -> None:
     plug(Slotted(by=0.5), "slotted")
-    arguments = {"slotted": {"worth": 2.0}}
-    _, advantages = trained(tmp_path, replay_plugins=["slotted"], replay_plugins_kwargs=arguments)
+    _, advantages = trained(tmp_path, replay_plugins=["slotted(worth=2.0)"])
     assert max(advantages) < 1.0, "without it the largest is 1.5"
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "told"),
+    ("plugins", "kind", "told"),
     [
-        ({"scale": {"bye": 2.0}}, ConfigurationError, ["has no argument 'bye'", "Did you mean 'by'?", "by=1.0"]),
-        ({"plain": {"by": 2.0}}, ConfigurationError, ["'plain' takes no arguments", "leave them out"]),
-        ({"trl-replay": {}}, UnknownNameError, ["replay_plugins_kwargs", "trl-replay"]),
-        ({"scale": {"by": 0}}, PluginError, ["'scale'", "can't be made", "by must be above 0"]),
-        ({"scale": 2.0}, ConfigurationError, ["give a mapping such as"]),
-        ("{scale", ConfigurationError, ["give a JSON object"]),
+        ("scale(bye=2.0)", ConfigurationError, ["has no argument 'bye'", "Did you mean 'by'?", "by=1.0"]),
+        ("plain(by=2.0)", ConfigurationError, ["'plain' takes no arguments", "leave them out"]),
+        ("trl-replay(by=1)", UnknownNameError, ["trl-replay"]),
+        ("scale(by=0)", PluginError, ["'scale'", "can't be made", "by must be above 0"]),
+        ("scale(2.0)", ConfigurationError, ["name(argument=value)"]),
+        ("scale(", ConfigurationError, ["name(argument=value)"]),
+        (["scale", "scale(by=2.0)"], ConfigurationError, ["give each plugin once"]),
     ],
 )
 def test_arguments_that_can_not_be_used_are_refused_before_training(
-    tmp_path: Path, settings: Any, kind: type[Exception], told: list[str]
+    tmp_path: Path, plugins: str | list[str], kind: type[Exception], told: list[str]
 ) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
     with pytest.raises(kind) as caught:
-        trl_replay.attach(trainer, replay_plugins=["scale", "plain"], replay_plugins_kwargs=settings)
+        trl_replay.attach(trainer, replay_plugins=plugins)
     assert all(text in str(caught.value) for text in told), str(caught.value)
-    assert "replay_plugins_kwargs" in str(caught.value)
     assert "_compute_loss" not in vars(trainer), "nothing is wrapped"
-
-
-def test_arguments_of_a_plugin_that_takes_no_part_are_refused(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
-    with pytest.raises(ConfigurationError, match=r"'scale' takes no part; name it in replay_plugins"):
-        trl_replay.attach(trainer, replay_plugins_kwargs={"scale": {"by": 2.0}})
 
 
 def test_without_replay_nothing_is_looked_up(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
-    config = ReplayConfig(use_replay=False, replay_plugins_kwargs={"nobody": {}})
+    config = ReplayConfig(use_replay=False, replay_plugins=["nobody(by=2)"])
     assert not trl_replay.attach(trainer, config).enabled

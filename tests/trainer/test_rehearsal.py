@@ -141,8 +141,8 @@ def test_every_built_in_strategy_passes(trainer: Any) -> None:
             if owner.name in (BUILTIN, "freshness"):
                 settings = {"replay_sampler": "proportional"} if spec.name == "per" else {}
                 settings |= {"replay_advantages": "stored", "replay_record": "forward"}
-                settings |= {"replay_selector_kwargs": {"share": 0.5}} if spec.name == "always" else {}
-                attach(trainer, **{**settings, f"replay_{kind}": spec.name})
+                name = "always(share=0.5)" if spec.name == "always" else spec.name
+                attach(trainer, **{**settings, f"replay_{kind}": name})
 
 
 class Counting:
@@ -166,10 +166,10 @@ class Counting:
 def test_what_is_tried_is_not_what_is_used(trainer: Any) -> None:
     seen: list[int] = []
     states = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
-    session = attach(trainer, replay_sampler=f"{__name__}:Counting", replay_seed=5)
+    session = attach(trainer, replay_sampler=f"{__name__}:Counting")
     assert (states[1], states[2]) == (str(np.random.get_state()), torch.get_rng_state().tolist())
     assert states[0] == random.getstate()
-    state = np.random.default_rng(5)
+    state = np.random.default_rng(trainer.args.seed)
     state.spawn(1)
     assert session.buffer.generators.shared.bit_generator.state == state.bit_generator.state
     assert [one.calls for one in Counting.made] == [0, 1], "the second one is thrown away"

@@ -78,7 +78,7 @@ def test_137_a_selector_has_the_whole_batch_where_all_wrong_groups_stay(tmp_path
     seen: list[int] = []
     run = train(
         tmp_path, [LIVE, HALF, LIVE], [RIGHT, DEAD, LIVE], beta=0.1, replay_kl="all_wrong", replay_record="loss",
-        replay_selector="always", replay_selector_kwargs={"share": 0.34},
+        replay_selector="always(share=0.34)",
         hooks={"select": lambda groups: seen.append(len(groups))},
     )  # fmt: skip
     assert seen == [3] * 4
@@ -208,8 +208,8 @@ def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path: Path) -> None:
         ),
         (
             {"num_iterations": 2, "beta": 0.1},
-            {"replay_kl": "all_wrong", "replay_refill_rounds": 2},
-            "replay_kl='all_wrong'.*replay_refill_rounds=2.*use replay_refill_rounds=0",
+            {"replay_kl": "all_wrong", "replay_refill": "new(rounds=2)"},
+            "replay_kl='all_wrong'.*replay_refill='new.*leave that out",
         ),
     ],
 )

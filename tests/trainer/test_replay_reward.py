@@ -246,6 +246,6 @@ def test_136_groups_that_the_function_does_not_score_are_mixed_by_the_sum(tmp_pa
     rewards = [Rewards([LIVE] * 3, [DEAD] * 3, name="apart"), Rewards([NOT_SCORED] * 3, name="accuracy")]
     settings: dict[str, Any] = {"replay_sampler": "same_prompt", "replay_mixer": "inject"}
     if preset is not None:
-        settings = {"replay_preset": preset, "replay_sampler_kwargs": {"entries": 1}}
+        settings = {"replay_preset": preset, "replay_sampler": "same_prompt(entries=1)"}
     table = accurate(tmp_path, rewards=rewards, max_steps=3, replaced=6, **settings).table
     assert (table.row_reward == table.row_total).all()

@@ -148,10 +148,10 @@ def test_the_report_tells_the_settings_that_were_in_force(run):
     folder, session = run
     buffer = inspect(folder / "checkpoint-12")
     assert buffer["settings"] == session.config.to_dict()
-    text = page("run", [], {**buffer, "settings": {"replay_evictor": "fifo", "replay_seed": None}})
+    text = page("run", [], {**buffer, "settings": {"replay_evictor": "fifo", "replay_max_age": None}})
     changed = text.partition("<h2>Settings in force</h2>")[2]
     assert re.findall("<th>(.*?)</th><td><code>(.*?)</code>", changed) == [("replay_evictor", "&#34;fifo&#34;")]
-    assert "All settings are the defaults." in page("run", [], {**buffer, "settings": {"replay_seed": None}})
+    assert "All settings are the defaults." in page("run", [], {**buffer, "settings": {"replay_max_age": None}})
 
 
 MARKUP = "<script>alert(1)</script>"
@@ -192,7 +192,7 @@ def test_50_markup_in_any_value_of_a_buffer_is_text(run):
         buffer[key] = MARKUP
     buffer["top"][0] |= {"prompt": MARKUP, "age": MARKUP, "uses": MARKUP}
     buffer["top"][0]["completions"][0]["text"] = MARKUP
-    buffer["settings"] = {MARKUP: MARKUP, "replay_seed": MARKUP}
+    buffer["settings"] = {MARKUP: MARKUP, "replay_max_age": MARKUP}
     text = page(MARKUP, [], buffer)
     assert Page(text).names == expected
     assert text.count("&lt;script&gt;") == 15, "the name twice, six numbers, four of an entry, three of settings"

@@ -16,7 +16,7 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, HALF])
-MIXED = {**INJECTED, "replay_mixer_kwargs": None}
+MIXED = {**INJECTED}
 
 
 def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:

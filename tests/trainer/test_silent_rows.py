@@ -84,7 +84,7 @@ def test_18_and_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_d
     assert run.reasons[NOTHING_TRAINS] == 3
     assert NOTHING_TRAINS in run.session.explain()
     chosen: dict[str, Any] = {"rollout": rollout, "hooks": hooks, "replaced": 0, "replay_buffer_size": 0}
-    run = truncated(tmp_path, [rewards, HALF, HALF], [HALF], max_steps=1, replay_refill_rounds=1, **chosen)
+    run = truncated(tmp_path, [rewards, HALF, HALF], [HALF], max_steps=1, replay_refill="new(rounds=1)", **chosen)
     assert run.counters["generated"] == 4
     run = truncated(tmp_path, [rewards, DEAD, HALF], replay_unfilled="intra_batch", **chosen)
     for before, after in run.steps:

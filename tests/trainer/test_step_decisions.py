@@ -26,7 +26,7 @@ def test_a_dry_run_measures_and_changes_nothing(tmp_path: Any) -> None:
 def test_a_displaced_live_group_is_stored_only_where_stocks_log_probs_are_known(
     tmp_path: Any, layout: dict[str, Any], stored: int
 ) -> None:
-    settings = {"replay_selector": "always", "replay_selector_kwargs": {"share": 1.0}, "replay_record": "loss"}
+    settings = {"replay_selector": "always(share=1.0)", "replay_record": "loss"}
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD, HALF, DEAD]), max_steps=4, **layout)
     session = trl_replay.attach(trainer, **settings)
     steps = record(session)

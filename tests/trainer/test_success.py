@@ -73,10 +73,10 @@ def test_a_third_value_ends_what_needs_a_success_and_says_which_setting_to_give(
     grade = Rewards([RIGHT, LIVE, LIVE], [GRADES, RIGHT, WRONG], name="grade")
     both = {"rewards": [grade, Rewards([WRONG] * 3, name="tone")], "beta": 0.1, "replaced": None}
     with pytest.warns(UserWarning, match="what a success is:") as caught:
-        run = successes(tmp_path, **both, replay_start_pass_rate=0.1)
+        run = successes(tmp_path, **both, replay_start="pass_rate(0.1)")
     (told,) = [str(warning.message) for warning in caught if "success" in str(warning.message)]
     assert "(grade + tone) has had the values 0, 0.25, 0.5, 1;" in told
-    assert "replay_retire_passes=4 and replay_start_pass_rate=0.1 can't act" in told
+    assert "replay_retire_passes=4 and replay_start='pass_rate(0.1)' can't act" in told
     assert "Set replay_pass_reward" in told
     assert "replay_reward to one of 'grade', 'tone'" in told
     assert told in run.session.explain()

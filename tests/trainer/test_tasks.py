@@ -78,7 +78,7 @@ def test_a_group_that_is_generated_again_has_its_own_prompts_task(tmp_path):
 
     told = []
     trainer = build(tmp_path, rows, Noted(0.15), max_steps=5)
-    session = trl_replay.attach(trainer, replay_refill_rounds=3, replay_start=0)
+    session = trl_replay.attach(trainer, replay_refill="new(rounds=3)", replay_start=0)
     rounds = session.rounds
     note = rounds.table.note
 

@@ -161,10 +161,7 @@ def rollouts(form: str, folder: Path) -> Any:
 
 ACTS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "five functions, the one that counts named": (gist, {"replay_reward": "correctness"}),
-    "five functions, near-ties": (
-        gist,
-        {"replay_selector": "low_std", "replay_selector_kwargs": {"threshold": 0.2}, "replay_record": "forward"},
-    ),
+    "five functions, near-ties": (gist, {"replay_selector": "low_std(threshold=0.2)", "replay_record": "forward"}),
     "messages": (notebook, {}),
     "a recipe of three dataclasses": (recipe, {}),
     "a subclass that scores": (partial(subclass, Scoring), {}),

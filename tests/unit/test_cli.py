@@ -60,7 +60,7 @@ def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user(capsys):
 
 
 SHOWN = {
-    "topr": ['replay_correction="topr"', "trl-replay", "cap=1.0", "replay_correction_kwargs", "2503.14286"],
+    "topr": ['replay_correction="topr"', "trl-replay", "cap=1.0", "2503.14286"],
     "advantage_std": ["the default scorer"],
     "uniform": ["every eligible entry"],
     "pass_rate": ["replay_scorer=", "replay_selector="],  # two share the name

@@ -1,16 +1,18 @@
 """ReplayConfig in Python: what it checks, and what it says."""
 
 import dataclasses
-import json
+import math
 import re
 import subprocess
 import sys
+from keyword import iskeyword
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
 from trl_replay import ConfigurationError, ReplayConfig
+from trl_replay.base.arguments import Named
 
 
 def test_every_field_is_documented():
@@ -24,12 +26,20 @@ BAD = {
     "replay_buffer_size": [True],
     "replay_max_bytes": ["much", "-5MB", "0", 0, "5 XB", True, 1.5, "MB", ""],
     "replay_evictor": [""],
-    "replay_sampler_kwargs": ["{alpha: 1}", [1]],
+    "replay_sampler": ["uniform(a", "uniform(1)", "uniform(**{})", "uniform(a=b)", "uniform()()", "(a=1)", [1]],
     "replay_preset": [3],
+    "replay_refill": [
+        2,
+        False,
+        "other",
+        "new(rounds=0)",
+        "new(2)",
+        "new(round=1)",
+        "new(until=0)",
+        "same(until='no')",
+    ],
     "replay_plugins": [[1], 3],
-    "replay_seed": [-1],
-    "replay_start": [-1, "soon", 0.5],
-    "replay_start_pass_rate": [1.5],
+    "replay_start": [-1, "soon", 0.5, "pass_rate(1.5)", "pass_rate(.)", "pass_rate"],
     "replay_pass_reward": [float("nan")],
     "replay_retire_passes": [0],
     "replay_max_age": [0],
@@ -52,19 +62,29 @@ def test_a_bad_value_is_named_with_its_setting_and_a_remedy(name, value):
 
 @settings(deadline=None)
 @given(
-    st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4)
+    st.dictionaries(
+        st.from_regex(r"[a-z]{1,5}", fullmatch=True).filter(lambda name: not iskeyword(name)),
+        st.none() | st.booleans() | st.integers() | st.text(),
+        max_size=4,
+    )
 )
-def test_json_kwargs_mean_the_same_as_a_mapping(kwargs):
-    config = ReplayConfig(replay_scorer="a_module:scorer", replay_scorer_kwargs=json.dumps(kwargs))
-    assert config.kwargs_of("scorer") == kwargs
+def test_arguments_come_back_from_their_text(arguments):
+    config = ReplayConfig(replay_scorer=str(Named("a_module:scorer", arguments)))
+    assert config.strategy("scorer") == ("a_module:scorer", arguments)
+
+
+def test_values_may_be_written_as_in_yaml():
+    config = ReplayConfig(replay_scorer="a_module:scorer (on=true, off=false, of=[null, -inf], by='false')")
+    given = {"on": True, "off": False, "of": [None, -math.inf], "by": "false"}
+    assert config.strategy("scorer") == ("a_module:scorer", given)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"replay_sampler": "proportionl"}, "Did you mean 'proportional'?"),
-        ({"replay_sampler_kwargs": {"alpa": 1}}, "has no argument 'alpa'. Did you mean 'alpha'?"),
-        ({"replay_evictor": "fifo", "replay_evictor_kwargs": {"by": 1}}, "It takes no arguments."),
+        ({"replay_sampler": "prompt_balanced(alpa=1)"}, "has no argument 'alpa'. Did you mean 'alpha'?"),
+        ({"replay_evictor": "fifo(by=1)"}, "It takes no arguments."),
     ],
 )
 def test_names_and_arguments_are_looked_up_when_the_configuration_is_made(given, words):
@@ -75,8 +95,8 @@ def test_names_and_arguments_are_looked_up_when_the_configuration_is_made(given,
 
 @pytest.mark.parametrize("name", ["to_come/sampler", "a_module:sampler"])
 def test_what_may_be_registered_or_imported_later_is_looked_up_by_attach(name):
-    config = ReplayConfig(replay_sampler=name, replay_sampler_kwargs={"any": 1})
-    assert config.replay_sampler == name
+    config = ReplayConfig(replay_sampler=f"{name}(any=1)")
+    assert config.strategy("sampler") == (name, {"any": 1})
 
 
 def test_a_preset_fills_what_is_left_at_its_default():
@@ -94,10 +114,12 @@ def test_the_nearest_setting_stands_alone_and_without_one_all_are_listed():
         ReplayConfig().with_settings({"zzz": 4}, "attach()")
 
 
-def test_a_preset_may_set_the_rounds_that_other_settings_are_about():
-    config = ReplayConfig(replay_refill_prompts="same", replay_preset="mine/again")
-    filled = config.with_defaults({"replay_refill_rounds": 2}, "a preset")
-    assert (filled.replay_refill_rounds, filled.replay_refill_prompts) == (2, "same")
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [(None, ("new", 0, 1.0)), ("same", ("same", 1, 1.0)), ("new(rounds=2, until=0.8)", ("new", 2, 0.8))],
+)
+def test_plugins_read_dynamic_sampling_from_the_configuration(written, read):
+    assert ReplayConfig(replay_refill=written).refill == read
 
 
 def test_the_config_imports_neither_torch_nor_trl():

@@ -30,13 +30,11 @@ def test_flags_reach_every_kind_of_field():
     replay = parse(
         "--replay_buffer_size", "8", "--replay-evictor", "fifo", "--replay_max_age", "5",
         "--replay_max_fraction", "0.5",
-        "--replay_plugins", "one", "two", "--replay_sampler_kwargs", '{"alpha": 0.5}',
-        "--replay_plugins_kwargs", '{"two": {"high": 1}}', "--no_use_replay",
+        "--replay_plugins", "one", "two(high=1)", "--replay_sampler", "prompt_balanced(alpha=0.5)", "--no_use_replay",
     )  # fmt: skip
     assert (replay.replay_buffer_size, replay.replay_evictor, replay.replay_max_age) == (8, "fifo", 5)
-    assert (replay.replay_max_fraction, replay.replay_plugins) == (0.5, ["one", "two"])
-    assert replay.replay_sampler_kwargs == {"alpha": 0.5}
-    assert replay.replay_plugins_kwargs == {"two": {"high": 1}}
+    assert (replay.replay_max_fraction, replay.plugins) == (0.5, {"one": {}, "two": {"high": 1}})
+    assert replay.strategy("sampler") == ("prompt_balanced", {"alpha": 0.5})
     assert replay.use_replay is False
 
 
@@ -44,20 +42,15 @@ def test_yaml_reaches_the_same_fields_and_flags_win(tmp_path):
     text = """
 use_replay: false
 replay_buffer_size: 8
-replay_sampler_kwargs:
-  alpha: 0.5
-replay_plugins: one
-replay_plugins_kwargs:
-  one:
-    high: 0.25
+replay_sampler: prompt_balanced(alpha=0.5)
+replay_plugins: one(high=0.25)
 replay_evictor: somebody/elses
 """
     replay = parse("--replay_buffer_size", "9", config=text, tmp_path=tmp_path)
     assert replay.use_replay is False
     assert replay.replay_buffer_size == 9
-    assert replay.replay_sampler_kwargs == {"alpha": 0.5}
-    assert replay.replay_plugins == ["one"], "a lone plugin name is wrapped"
-    assert replay.replay_plugins_kwargs == {"one": {"high": 0.25}}
+    assert replay.strategy("sampler") == ("prompt_balanced", {"alpha": 0.5})
+    assert replay.plugins == {"one": {"high": 0.25}}, "a lone plugin name is wrapped"
     assert replay.replay_evictor == "somebody/elses", "third parties' names are strings as any other"
 
 

@@ -93,7 +93,7 @@ def test_its_state_goes_on_where_it_was_and_begins_anew_with_another_number_of_p
 
 def test_a_collator_that_gives_no_rows_is_named_with_the_remedy():
     rows = Dataset(lambda: ([{"prompt": "1="}], lambda batch: {"prompt": ["1="]}), prompt_key)
-    with pytest.raises(SeamError, match=r"data_collator returns a dict .* replay_refill_prompts='same'"):
+    with pytest.raises(SeamError, match=r"data_collator returns a dict .* replay_refill='same"):
         rows.row(0)
 
 

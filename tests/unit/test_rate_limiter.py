@@ -15,7 +15,7 @@ DEAD = [0.0] * 4
 
 def limiter(**settings):
     config = ReplayConfig(**{"replay_start": 0, **settings})
-    limits = RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
+    limits = RateLimits(config.replay_start, config.replay_max_fraction)
     return RateLimiter(limits)
 
 
@@ -69,7 +69,7 @@ def test_an_adaptive_start_waits_while_live_groups_are_rare_and_still_come(batch
 
 
 def test_the_limits_go_on_where_a_checkpoint_left_them():
-    settings = {"replay_start_pass_rate": 0.01}
+    settings = {"replay_start": "pass_rate(0.01)"}
     limits, resumed = limiter(**settings), limiter(**settings)
     seen(limits, [LIVE, DEAD, DEAD], [DEAD] * 3)
     limits.inserted += 7

@@ -276,8 +276,9 @@ def test_an_import_references_wrong_argument_is_answered_with_the_right_ones(reg
     module = install("replay-references", "references", REFERENCES)
     with pytest.raises(ConfigurationError) as caught:
         registry.resolve("evictor", f"{module}:{attribute}", {"pwoer": 2})
-    assert f"replay_evictor_kwargs={{'pwoer': 2}} can't be used: the evictor '{module}:{attribute}' {words}" in str(
-        caught.value
+    assert (
+        f"replay_evictor='{module}:{attribute}(pwoer=2)' can't be used: the evictor '{module}:{attribute}' {words}"
+        in str(caught.value)
     )
 
 
@@ -388,7 +389,7 @@ def test_an_object_is_taken_as_it_is_and_takes_no_arguments(registry):
     resolved = registry.resolve("evictor", mine)
     assert resolved.make() is mine
     assert resolved.label.endswith("mine")
-    with pytest.raises(ConfigurationError, match=r"replay_evictor_kwargs={'power': 2} can't be used: .* no arguments"):
+    with pytest.raises(ConfigurationError, match=r"replay_evictor=.*power=2\)' can't be used: .* no arguments"):
         registry.resolve("evictor", mine, {"power": 2})
 
 

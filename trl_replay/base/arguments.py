@@ -1,13 +1,15 @@
-"""Keyword arguments of a strategy, read from its factory's signature. Imports no torch."""
+"""Arguments of a strategy or plugin: as a user writes them, and as its signature takes them. Imports no torch."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
 from ..specs import Kind
@@ -21,7 +23,7 @@ class Argument:
     """One argument: `alpha=1.0`.
 
     Attributes:
-        name (`str`): As it stands in `replay_<kind>_kwargs`.
+        name (`str`): As it stands in the parentheses of `replay_<kind>`.
         required (`bool`): Whether it has no default.
         default: What it is if not given; None if it is required.
     """
@@ -55,6 +57,52 @@ class Arguments:
     def __str__(self) -> str:
         shown = [str(argument) for argument in self.named]
         return ", ".join([*shown, "…"] if self.others else shown)
+
+
+LITERALS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "inf": inf}
+"""Values that Python spells otherwise, as YAML writes them."""
+
+
+class Named(NamedTuple):
+    """A strategy's or plugin's name, and the arguments for it: `truncated(cap=2.0)`."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.name}({shown})" if shown else self.name
+
+    @classmethod
+    def read(cls, text: str) -> Named:
+        """Read `name` or `name(argument=value, …)`. Nothing is executed: values are literals.
+
+        Raises:
+            ValueError: It is neither; says what to write.
+        """
+        name, parenthesis, rest = text.partition("(")
+        if not parenthesis:
+            return cls(text.strip(), {})
+        try:
+            call: Any = _Spelled().visit(ast.parse(f"_({rest}", mode="eval").body)
+            arguments = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+            given_twice = len(arguments) < len(call.keywords)
+            if call.func.id != "_" or call.args or None in arguments or given_twice or not name.strip():
+                raise ValueError
+        except (AttributeError, SyntaxError, TypeError, ValueError):
+            raise ValueError(
+                "give a name alone, or with arguments in parentheses, name(argument=value): each by its name and "
+                "once, with a number, a text in quotes, true, false, null, inf, or a list of these"
+            ) from None
+        return cls(name.strip(), arguments)
+
+
+class _Spelled(ast.NodeTransformer):
+    """Puts values in the place of names that stand for them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """As `ast` calls it."""
+        return ast.Constant(LITERALS[node.id]) if node.id in LITERALS else node
 
 
 def arguments_of(factory: Any, kind: Kind | None = None) -> Arguments:

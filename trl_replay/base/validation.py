@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping
 from math import inf
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ..errors import ConfigurationError
 from ..specs import Kind
+from .arguments import Named
 from .data_files import KINDS, are_paths, data_files
 from .sizes import parse_bytes
 
@@ -95,7 +97,7 @@ def strategy(kind: Kind) -> Check:
 
     def checked(value: object) -> str | None:
         if value != "" and not isinstance(value, NO_STRATEGY):
-            return None
+            return named(value) if isinstance(value, str) else None
         return (
             f"give the name of a {kind} as text (in YAML in quotes), or a {kind} itself; `trl-replay list` shows all"
         )
@@ -103,11 +105,13 @@ def strategy(kind: Kind) -> Check:
     return checked
 
 
-def keyword_arguments(value: object) -> str | None:
-    """A mapping from names to values."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return None
-    return "give a mapping from argument names to values, or the same as a JSON object"
+def named(value: str) -> str | None:
+    """A name, or one with arguments in parentheses."""
+    try:
+        Named.read(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def size_in_bytes(value: object) -> str | None:
@@ -115,11 +119,57 @@ def size_in_bytes(value: object) -> str | None:
     return "give bytes, '512MB' or '2GiB'" if parse_bytes(value) is None else None
 
 
+class Refill(NamedTuple):
+    """Dynamic sampling, as `replay_refill` says: `new(rounds=2, until=0.8)`.
+
+    Attributes:
+        prompts (`str`): `"new"` or the `"same"`.
+        rounds (`int`): The most of a batch; 0 if the setting is left out.
+        until (`float`): Share of live groups at which rounds end.
+    """
+
+    prompts: str = "new"
+    rounds: int = 0
+    until: float = 1.0
+
+    @classmethod
+    def read(cls, text: str | None) -> Refill:
+        """Read the setting.
+
+        Raises:
+            ValueError, TypeError: It can't be read, or has other arguments.
+        """
+        if text is None:
+            return cls()
+        prompts, given = Named.read(text)
+        return cls(prompts, **{"rounds": 1, **given})
+
+
+def refill(value: Any) -> str | None:
+    """Prompts of dynamic sampling with the number of rounds."""
+    remedy = (
+        "give 'new(rounds=2)' for new prompts or 'same(rounds=2)' for the same ones: rounds of at least 1, and as "
+        "until=1.0 a share of live groups above 0, at most 1"
+    )
+    try:
+        prompts, rounds, until = Refill.read(value)
+    except (AttributeError, TypeError, ValueError):
+        return remedy
+    fits = prompts in ("new", "same") and not whole(1)(rounds) and not number("", above=0.0, most=1.0)(until)
+    return None if fits else remedy
+
+
+def pass_rate_of(start: object) -> float | None:
+    """The share in a start such as `pass_rate(0.35)`; None for any other."""
+    found = isinstance(start, str) and re.fullmatch(r"pass_rate\((\d*\.?\d+)\)", start)
+    return float(found[1]) if found else None
+
+
 def start(value: object) -> str | None:
-    """Updates, or `ADAPTIVE`."""
-    if value in (None, ADAPTIVE) or (_is_whole(value) and value >= 0):
+    """Updates, `ADAPTIVE`, or a share of completions that must pass."""
+    if value in (None, ADAPTIVE) or (_is_whole(value) and value >= 0) or share(pass_rate_of(value)) is None:
         return None
-    return f"give {ADAPTIVE!r} or a number of updates of at least 0"
+    return f"give {ADAPTIVE!r}, a number of updates of at least 0, or 'pass_rate(0.35)', a share between 0 and 1"
 
 
 def names(of: str) -> Check:
@@ -133,11 +183,12 @@ def names(of: str) -> Check:
     return checked
 
 
-def arguments_of_plugins(value: object) -> str | None:
-    """A mapping from texts to mappings."""
-    if isinstance(value, dict) and not any(map(keyword_arguments, [value, *value.values()])):
-        return None
-    return "give a mapping such as {'greso': {'target': 0.4}}, or the same as a JSON object"
+def plugins(value: Any) -> str | None:
+    """A list of names, each once, or with arguments in parentheses."""
+    remedy = names("plugin")(value) or next(filter(None, map(named, value)), None)
+    if remedy is None and len({Named.read(text).name for text in value}) < len(value):
+        return "give each plugin once"
+    return remedy
 
 
 def preset_name(value: object) -> str | None:
@@ -168,7 +219,7 @@ def column_names(value: object) -> str | None:
 
 
 def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) -> None:
-    """Refuse settings of dynamic sampling and of a warm start without these.
+    """Refuse settings of a warm start without one.
 
     Args:
         settings (`Mapping[str, Any]`): Values of all settings, by name; with a preset, which may set the others, once
@@ -178,18 +229,13 @@ def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) ->
     Raises:
         ConfigurationError: Names the setting, its value and the remedy.
     """
-    if not settings["replay_refill_rounds"]:
-        for name, default in (("replay_refill_prompts", "new"), ("replay_refill_until", 1.0)):
-            if name in given and settings[name] != default:
-                remedy = "nothing is generated again with replay_refill_rounds=0; set that, or leave this out"
-                raise unusable(name, settings[name], remedy)
     path = settings["replay_warm_start"]
     if "replay_warm_start" in given and path is not None and not settings["replay_buffer_size"]:
         raise unusable(
             "replay_warm_start", path, "replay_buffer_size=0 stores nothing; give a size, or leave this out"
         )
-    for name in ("replay_warm_start_short", "replay_warm_start_columns", "replay_warm_start_rescore"):
-        if name in given and settings[name] not in ("refuse", None, False) and path is None:
+    for name in ("replay_warm_start_short", "replay_warm_start_rescore"):
+        if name in given and settings[name] not in ("refuse", False) and path is None:
             remedy = "there is no file that it could be for; set replay_warm_start, or leave this out"
             raise unusable(name, settings[name], remedy)
 

@@ -35,7 +35,6 @@ class Candidate:
         update (`int`): Updates done at generation.
         records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
             ran.
-        logps_dtype (`torch.dtype`): How recorded log-probs are kept.
         copies ([`Copies`], *optional*): The payload on its way to the CPU: begun as soon as it is complete, while the
             model trains.
     """
@@ -47,7 +46,6 @@ class Candidate:
     rows: slice
     update: int
     records: list[torch.Tensor | None] = field(default_factory=list)
-    logps_dtype: torch.dtype = torch.float32
     copies: Copies[str] | None = None
 
     @property
@@ -96,7 +94,7 @@ class Candidate:
             if record is None:
                 return False
             rows.append(record[:length])
-        recorded = torch.cat(rows).to(self.logps_dtype)
+        recorded = torch.cat(rows).float()
         tensors = {**group.tensors, OLD_LOGPS: recorded}
         fill_missing(tensors)
         self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)

@@ -22,12 +22,11 @@ HELD = frozenset({"prompt_ids", "completion_ids", "completion_mask", "tool_mask"
 """Batch keys that a stored group can restore."""
 
 
-def cut_samples(samples: Sequence[Any], logps_dtype: torch.dtype) -> Group:
+def cut_samples(samples: Sequence[Any]) -> Group:
     """Return the group of these samples as it is stored, one row per sample.
 
     Args:
         samples (`Sequence`): TRL's samples of one group.
-        logps_dtype (`torch.dtype`): How log-probs are stored.
     """
     starts = [first_trained(sample) for sample in samples]
     prompts = [sample.input_ids[:start] for sample, start in zip(samples, starts, strict=True)]
@@ -41,7 +40,7 @@ def cut_samples(samples: Sequence[Any], logps_dtype: torch.dtype) -> Group:
         "prompt_ids": _flat(prompts, torch.int32),
         "completion_ids": _flat(ids, torch.int32),
         ADVANTAGES: torch.tensor([float(sample.advantage) for sample in samples], dtype=torch.float64),
-        OLD_LOGPS: _flat(logps, logps_dtype),
+        OLD_LOGPS: _flat(logps, torch.float32),
     }
     if not all(np.all(mask) for mask in masks):
         tensors["tool_mask"] = _flat(masks, torch.int8)

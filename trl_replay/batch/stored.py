@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
-from ..data.fields import STORED_REWARDS, FieldTable
+from ..data.fields import STORED_REWARDS
 from ..data.types import Floats, Group
 from .compose import trained_tokens
 
@@ -35,12 +35,6 @@ def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Gr
     rows = len(group.completion_lengths)
     kept = torch.from_numpy(rewards[:rows].astype(np.float32))
     return replace(group, tensors={**group.tensors, key: kept})
-
-
-def logps_dtype(fields: FieldTable) -> torch.dtype:
-    """The type in which log-probs are kept."""
-    dtype: torch.dtype = getattr(torch, fields.spec(OLD_LOGPS).dtype or "float32")
-    return dtype
 
 
 def trainable_sums(group: Group, key: str = OLD_LOGPS) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base.progress import Clock
-from ..base.validation import ADAPTIVE
+from ..base.validation import ADAPTIVE, pass_rate_of
 from ..data.types import Bools, Groups
 
 PASS_RATE_BATCHES = 32
@@ -22,10 +22,9 @@ have left since count too: with a limit on age or bytes the buffer may never hol
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """The settings `replay_start`, `replay_start_pass_rate` and `replay_max_fraction`."""
+    """The settings `replay_start` and `replay_max_fraction`."""
 
     start: int | str | None = None
-    start_pass_rate: float | None = None
     max_fraction: float = 1.0
 
 
@@ -91,15 +90,15 @@ class RateLimiter:
             capacity (`int`): Groups that the buffer may hold, on all processes that share it.
             clock ([`Clock`]): Updates done and planned.
         """
-        rules = self._limits
+        rules, rate = self._limits, pass_rate_of(self._limits.start)
         if rules.start == ADAPTIVE:
             if self._waits(capacity, clock):
                 return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
+        elif rate is not None:
+            if (self.pass_rate or 0.0) < rate:
+                return 0, f"replay_start={rules.start!r}"
         elif clock.update < int(rules.start or 0):
             return 0, "replay_start"
-        start_rate = rules.start_pass_rate
-        if start_rate is not None and (self.pass_rate or 0.0) < start_rate:
-            return 0, "replay_start_pass_rate"
         return slots_within(rules.max_fraction, groups), "replay_max_fraction"
 
     def _waits(self, capacity: int, clock: Clock) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from .. import compat
 from ..batch.candidates import LONGER, PendingGroups
-from ..batch.stored import logps_dtype
 from ..buffer.replay_buffer import OTHER_RULE
 from ..data.counters import Tally
 from ..data.rewards import RewardRule
@@ -380,9 +379,7 @@ class RankPart:
             for record in saved.records:
                 records.append(None if record is None else record.to(device))
             group = None if saved.group is None else self._take(saved.group)
-            dtype = logps_dtype(self._components.fields)
-            candidate = replace(saved, group=group, records=records, logps_dtype=dtype)
-            candidates.append(candidate)
+            candidates.append(replace(saved, group=group, records=records))
         return PendingGroups(groups, candidates, pending.stale)
 
 

@@ -164,7 +164,7 @@ def _in_words(offer: Offer) -> str:
     facts = {
         offer.kind: offer.setting,
         "distribution": offer.distribution,
-        "arguments": f"{offer.arguments} ({offer.setting.partition('=')[0]}_kwargs)" if offer.arguments else "none",
+        "arguments": str(offer.arguments) or "none",
         "what it does": offer.summary,
     }
     title = f"{offer.name}, the default {offer.kind}" if offer.default else offer.name

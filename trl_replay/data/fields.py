@@ -85,7 +85,7 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec(TOKEN_ADVANTAGES, "scalar"),
 )
 LOGPS_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
-"""Fields of log-probs, kept in the precision that the user chooses."""
+"""Fields of log-probs, stored as float32."""
 
 TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 """Keys that TRL adds to batches with images only; 0 is text."""
@@ -94,16 +94,8 @@ TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 class FieldTable:
     """The fields of one session: TRL's for this trainer, and those that plugins declare."""
 
-    def __init__(
-        self,
-        pad_token_id: int,
-        sequence_level_ratio: bool = False,
-        extra: Iterable[FieldSpec] = (),
-        logps_dtype: str = "float32",
-    ) -> None:
+    def __init__(self, pad_token_id: int, sequence_level_ratio: bool = False, extra: Iterable[FieldSpec] = ()) -> None:
         fields = {spec.name: spec for spec in FIELDS}
-        for name in LOGPS_KEYS:
-            fields[name] = replace(fields[name], dtype=logps_dtype)
         if sequence_level_ratio:  # (B, 1) by configuration; never told by width: a completion may have length 1
             ratio = fields["importance_sampling_ratio"]
             fields[ratio.name] = replace(ratio, layout="row")

@@ -167,8 +167,7 @@ class RollCall:
 
 def roll_call_of(trainer: Any, settings: Settings, scope: Scope) -> RollCall:
     """Return the barriers of a session with these settings."""
-    seed = int(trainer.args.seed) if settings.config.replay_seed is None else settings.config.replay_seed
-    equal = settings.equal_on_ranks(scope.one_buffer, seed)
+    equal = settings.equal_on_ranks(scope.one_buffer, int(trainer.args.seed))
     if settings.acts:  # else any trainer will do
         equal |= {name: getattr(trainer.args, name, None) for name in OF_TRAINER}
         weights = compat.reward_setup(trainer).weights.tolist()

@@ -89,7 +89,7 @@ class Dataset:
         if len(rows) != 1 or not isinstance(rows[0], Mapping):
             raise SeamError(
                 f"The trainer's data_collator returns a {type(collated).__name__} for a row of its dataset, not a "
-                "list with that row, so new prompts can't be sampled. Use replay_refill_prompts='same'."
+                "list with that row, so new prompts can't be sampled. Use replay_refill='same(rounds=…)'."
             )
         return dict(rows[0])
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .. import compat
+from ..base.validation import pass_rate_of
 from ..batch.group_view import rewards_of_batch, view
 from ..data.success import Success
 from ..data.types import Batch, Groups
@@ -19,8 +20,6 @@ from ..setup.components import Components
 from ..setup.settings import Settings
 from ..step.mixing import Mixing
 from .generated import Generated
-
-NEED_A_SUCCESS = ("replay_retire_passes", "replay_start_pass_rate")
 
 
 class Judge:
@@ -75,7 +74,8 @@ def doubt_of(settings: Settings, success: Success, trainer: Any) -> str:
     """Describe what does not act because it is not known what a success is, and the remedy; empty if all does, or
     the trainer no longer exists."""
     config, doubt = settings.config, success.doubt()
-    waiting = [f"{name}={value}" for name in NEED_A_SUCCESS if (value := getattr(config, name)) is not None]
+    waiting = [] if config.replay_retire_passes is None else [f"replay_retire_passes={config.replay_retire_passes}"]
+    waiting += [] if pass_rate_of(config.replay_start) is None else [f"replay_start={config.replay_start!r}"]
     waiting += [f"the plugin {plugin.name!r}" for plugin in settings.plugins if plugin.needs_success]
     effects = [f"{' and '.join(waiting)} can't act"] if waiting else []
     if config.replay_kl == "all_wrong":

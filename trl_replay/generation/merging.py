@@ -125,8 +125,8 @@ def _with_the_same_keys(batch: Batch, other: Batch, fields: FieldTable) -> tuple
                 continue
             if spec.implied is None:
                 raise BatchError(
-                    f"One dynamic-sampling round has {key!r} and another does not, so they can't be merged. Set "
-                    "replay_refill_rounds=0."
+                    f"One dynamic-sampling round has {key!r} and another does not, so they can't be merged. Leave "
+                    "replay_refill out."
                 )
             filled[key] = implied_values(one, spec, another[key].dtype)
         added.append(filled)

@@ -32,7 +32,7 @@ class Prompts:
         context (`Callable`): What strategies may know at this moment.
         key (`Callable`): Tells rows apart.
         seed (`int`): The same on all processes.
-        again (`str`): `replay_refill_prompts`.
+        again (`str`): Of further rounds: `"new"`, or the `"same"`.
 
     Attributes:
         rows (`list[dict]`): The batch's raw rows, as they were before the trainer got them.

@@ -80,7 +80,6 @@ class Rounds:
     ) -> None:
         here = trainer()
         size = components.num_generations
-        seed = int(here.args.seed) if settings.config.replay_seed is None else settings.config.replay_seed
         self._trainer = trainer
         self._settings = settings
         self._fields = components.fields
@@ -90,8 +89,8 @@ class Rounds:
         self._judge = judge
         self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
         self._reports = Reports(self._layout)
-        again = settings.config.replay_refill_prompts
-        self._prompts = Prompts(trainer, self._layout, components, seed, again)
+        self._refill = settings.config.refill
+        self._prompts = Prompts(trainer, self._layout, components, int(here.args.seed), self._refill.prompts)
         self._errors = components.errors
         self._lengths: dict[str, int] = {}
         prompts = components.buffer.prompts
@@ -170,7 +169,7 @@ class Rounds:
             return first, self._reports.of_batch(first, self._prompts.keys)
 
         current, told = self._tell(state, of_batch, self._layout)
-        while self.done < self._settings.config.replay_refill_rounds and not self._is_enough(told):
+        while self.done < self._refill.rounds and not self._is_enough(told):
             if not self.done:
                 state.log.add_round(len(current.scored))
             self.done += 1
@@ -222,7 +221,7 @@ class Rounds:
         return latest, told
 
     def _is_enough(self, told: RoundReport) -> bool:
-        target = self._settings.config.replay_refill_until * self._layout.groups
+        target = self._refill.until * self._layout.groups
         return told.needed == 0 or told.live >= target - 1e-9
 
     def _merge(self, state: _BatchState, current: Generated, latest: Generated, told: RoundReport) -> Generated:
@@ -285,7 +284,7 @@ class Rounds:
                 raise SeamError(
                     f"With scale_rewards={setup.scale!r} and multi_objective_aggregation={setup.aggregation!r}, "
                     "TRL's rules recompute the advantages of a batch with refilled groups, but this trainer shapes "
-                    "advantages itself. Set replay_refill_rounds=0, or scale_rewards='group', or shape them in a "
+                    "advantages itself. Leave replay_refill out, or set scale_rewards='group', or shape them in a "
                     "plugin's trl_replay_advantages."
                 )
 

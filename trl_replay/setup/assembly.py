@@ -43,12 +43,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
         ReplayError: A strategy can't be made, or not be used with this trainer.
     """
     config = settings.config
-    fields = FieldTable(
-        compat.tokenizer(trainer).pad_token_id,
-        compat.sequence_level_ratio(trainer),
-        settings.fields,
-        config.replay_logps_dtype,
-    )
+    fields = FieldTable(compat.tokenizer(trainer).pad_token_id, compat.sequence_level_ratio(trainer), settings.fields)
     alive = weakref.ref(trainer)
     tasks = Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
     strategies = settings.strategies
@@ -71,9 +66,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
     hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
     rules = Rules(
         hooks=hooks,
-        limiter=RateLimiter(
-            RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
-        ),
+        limiter=RateLimiter(RateLimits(config.replay_start, config.replay_max_fraction)),
         success=success,
         max_age=config.replay_max_age,
         max_uses=config.replay_max_uses,
@@ -180,9 +173,7 @@ def room_in(trainer: Any, settings: Settings, scope: Any) -> Capacity:
     config = settings.config
     shards = int(trainer.accelerator.num_processes) if scope.one_buffer else 1
     nbytes = None if config.max_bytes is None else config.max_bytes * shards
-    seed = config.replay_seed
-    if seed is None:
-        seed = int(trainer.args.seed + (0 if scope.one_buffer else trainer.accelerator.process_index))
+    seed = int(trainer.args.seed + (0 if scope.one_buffer else trainer.accelerator.process_index))
     return Capacity(config.replay_buffer_size * shards, nbytes, seed)
 
 

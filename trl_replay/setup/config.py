@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
+from ..base.arguments import Named
 from ..base.plain import in_json
 from ..base.sizes import parse_bytes
 from ..base.validation import (
@@ -15,16 +16,16 @@ from ..base.validation import (
     AUTO,
     STRATEGY_KINDS,
     Check,
-    arguments_of_plugins,
+    Refill,
     choice,
-    column_names,
     function_name,
-    keyword_arguments,
     names,
     number,
     optional,
+    plugins,
     preset_name,
     readable_files,
+    refill,
     refuse_without_effect,
     require,
     share,
@@ -32,7 +33,6 @@ from ..base.validation import (
     start,
     strategy,
     true_or_false,
-    unusable,
     whole,
 )
 from ..errors import ConfigurationError
@@ -79,11 +79,6 @@ def setting(default: Any, text: str) -> Any:
     return field(default=_MARKS.get(type(default), bool)(default), metadata=metadata)
 
 
-def arguments(kind: str) -> Any:
-    """Declare the keyword arguments of a kind of strategy."""
-    return setting(None, f"Keyword arguments of the {kind}: a mapping, or on the command line a JSON string.")
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How a setting is checked and compared between ranks.
@@ -91,17 +86,32 @@ class Rule:
     Attributes:
         check (`Callable`): Returns what to give instead of a wrong value.
         ranks (`str`): `"equal"`, or `"own"` where ranks may have different values: what a preset sets is compared, and
-            seeds and bytes are where they must be equal.
+            bytes are where they must be equal.
     """
 
     check: Check
     ranks: str = "equal"
 
 
+C = TypeVar("C")
 WEIGHTS = "a number above 0, at most 1,000,000; replay_dry_run=True measures and trains on nothing stored"
-Arguments: TypeAlias = Annotated[dict[str, Any] | str | None, Rule(optional(keyword_arguments))]
 
 
+def _with_remedies(made: type[C]) -> type[C]:
+    """The constructor tells what to write instead of a setting that there is not, as `attach` does."""
+    config: Any = made
+    init = config.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **settings: Any) -> None:
+        config._refuse_unknown(settings, config.__name__)
+        init(self, *args, **settings)
+
+    config.__init__ = checked
+    return made
+
+
+@_with_remedies
 @dataclass
 class ReplayConfig:
     """Settings of a replay session. Use it next to `GRPOConfig` in `TrlParser`, or pass its fields to `attach`.
@@ -118,7 +128,7 @@ class ReplayConfig:
         64,
         """Number of groups (of `num_generations` completions) that the buffer keeps per process (with `gathered`, on
         average). `0` stores nothing; settings that need no buffer
-        still work (`replay_refill_rounds`, `replay_unfilled`, a plugin that shapes advantages or chooses prompts).
+        still work (`replay_refill`, `replay_unfilled`, a plugin that shapes advantages or chooses prompts).
         Without any of these, the trainer does not change.""",
     )
     replay_max_bytes: Annotated[int | str | None, Rule(optional(size_in_bytes), ranks="own")] = setting(
@@ -127,34 +137,25 @@ class ReplayConfig:
         `"512MB"`, `"2GiB"`. Groups are evicted when this limit or `replay_buffer_size` is reached. No limit if not
         set.""",
     )
-    replay_logps_dtype: Annotated[str, Rule(choice("float32", "bfloat16"))] = setting(
-        "float32",
-        """Type of stored log-probs: `"float32"`, or `"bfloat16"`, which takes half the memory and rounds each by up to
-        one part in 256: docs/checkpoints.md says what that does to importance ratios.""",
-    )
     replay_scorer: Annotated[str, Rule(strategy("scorer"))] = setting(
         "advantage_std",
         """Priority of a stored group. The evictor `heap` keeps the highest, the sampler `proportional` draws in
-        proportion to it, and `prompt_balanced` does the same per prompt.""",
+        proportion to it, and `prompt_balanced` does the same per prompt. Write a strategy's arguments in parentheses:
+        `"pass_rate(target=0.5)"`; `trl-replay list NAME` shows them.""",
     )
-    replay_scorer_kwargs: Arguments = arguments("scorer")
     replay_evictor: Annotated[str, Rule(strategy("evictor"))] = setting(
         "prompt_balanced", """Which stored groups leave a full buffer."""
     )
-    replay_evictor_kwargs: Arguments = arguments("evictor")
     replay_sampler: Annotated[str, Rule(strategy("sampler"))] = setting(
         "prompt_balanced", """Which stored groups are drawn for replay."""
     )
-    replay_sampler_kwargs: Arguments = arguments("sampler")
     replay_selector: Annotated[str, Rule(strategy("selector"))] = setting(
         "zero_std",
         """Which fresh groups stored ones may replace; by default dead groups, whose advantages are all equal.""",
     )
-    replay_selector_kwargs: Arguments = arguments("selector")
     replay_mixer: Annotated[str, Rule(strategy("mixer"))] = setting(
         "whole", """Whether stored rows replace a whole group (`whole`) or some of its rows (`inject`)."""
     )
-    replay_mixer_kwargs: Arguments = arguments("mixer")
     replay_scope: Annotated[str, Rule(strategy("scope"))] = setting(
         AUTO,
         """Which processes share a buffer: none (`process`), or all (`gathered`), each group stored on one of them.
@@ -162,11 +163,9 @@ class ReplayConfig:
         `gathered`; `session.explain()` says which and why. A resumed run keeps its
         checkpoint's scope.""",
     )
-    replay_scope_kwargs: Arguments = arguments("scope")
     replay_correction: Annotated[str, Rule(strategy("correction"))] = setting(
         "ratio", """Off-policy correction: how the loss accounts for replayed rows that an older policy generated."""
     )
-    replay_correction_kwargs: Arguments = arguments("correction")
     replay_max_age: Annotated[int | None, Rule(optional(whole(1)))] = setting(
         None, """Maximum age of a replayed group, in optimizer updates since it was generated. No limit if not set."""
     )
@@ -182,12 +181,8 @@ class ReplayConfig:
         while rewards are sparse (fewer than four live groups so far, that is groups with unequal advantages, or
         fewer than one in ten): until 16 groups were stored, or a quarter of the buffer's size if that is less, as
         long as live groups keep coming, and for at most a quarter of the run. After the first replay or a warm
-        start it does not wait. `None` or `0` does not wait.""",
-    )
-    replay_start_pass_rate: Annotated[float | None, Rule(optional(share))] = setting(
-        None,
-        """Fraction of completions that must pass before replay starts, as a running average over about 32 batches. No
-        such limit if not set.""",
+        start it does not wait. `"pass_rate(0.35)"` waits until this fraction of completions passes, as a running
+        average over about 32 batches. `None` or `0` does not wait.""",
     )
     replay_task_columns: Annotated[list[str] | None, Rule(optional(names("column")))] = setting(
         None,
@@ -248,19 +243,13 @@ class ReplayConfig:
         does; `"mask"` removes their KL and entropy gradient; `"exclude"` also removes them from the loss's
         denominator; `"intra_batch"` replaces them with copies of the same batch's live groups.""",
     )
-    replay_refill_rounds: Annotated[int, Rule(whole(0))] = setting(
-        0,
-        """Maximum number of dynamic-sampling rounds, each of which generates new groups for dead ones (all advantages
-        equal). The buffer fills what remains, and then `replay_unfilled` decides.""",
-    )
-    replay_refill_prompts: Annotated[str, Rule(choice("new", "same"))] = setting(
-        "new",
-        """Prompts of dynamic sampling: `"new"` ones of the dataset, in a separate random order in which none repeats
-        before all were sampled, or, with `shuffle_dataset=False` or a sampler of your own, those that the trainer
-        samples next; or the `"same"` ones again.""",
-    )
-    replay_refill_until: Annotated[float, Rule(number("a share above 0, at most 1", most=1.0, above=0.0))] = setting(
-        1.0, """Fraction of live groups (unequal advantages) at which dynamic sampling stops."""
+    replay_refill: Annotated[str | None, Rule(optional(refill))] = setting(
+        None,
+        """Dynamic sampling: rounds that generate groups for dead ones (all advantages equal). `"new(rounds=2)"` runs
+        at most two rounds a batch with new prompts of the dataset, in a separate random order in which none repeats
+        before all were sampled; `"same(rounds=2)"` tries the same prompts again. Rounds end earlier
+        when no group is dead; with `"new(rounds=2, until=0.8)"`, when this fraction of groups is live (unequal
+        advantages). The buffer fills what remains, and then `replay_unfilled` decides. Off if not set.""",
     )
     replay_weight: Annotated[float, Rule(number(WEIGHTS, above=0.0, most=1e6))] = setting(
         1.0, """Weight of replayed rows in the policy loss, multiplied with the correction's."""
@@ -268,20 +257,10 @@ class ReplayConfig:
     replay_dry_run: Annotated[bool, Rule(true_or_false)] = setting(
         False, """Whether to make and log every decision but replace nothing: training is bit-identical to TRL's."""
     )
-    replay_seed: Annotated[int | None, Rule(optional(whole(0)), ranks="own")] = setting(
+    replay_plugins: Annotated[list[str] | None, Rule(optional(plugins))] = setting(
         None,
-        """Seed of replay's private random generator. If not set, the trainer's seed, plus the rank with the scope
-        `process`.""",
-    )
-    replay_plugins: Annotated[list[str] | None, Rule(optional(names("plugin")))] = setting(
-        None,
-        """Plugins whose hooks are called, by entry-point name. Naming a plugin's strategy or preset also calls its
-        hooks.""",
-    )
-    replay_plugins_kwargs: Annotated[dict[str, Any] | str | None, Rule(optional(arguments_of_plugins))] = setting(
-        None,
-        """Keyword arguments of plugins for this run, by plugin name; on the command line a JSON string. `trl-replay
-        list NAME` shows what a plugin takes.""",
+        """Plugins whose hooks are called, by entry-point name, with arguments in parentheses: `"greso(target=0.4)"`.
+        Naming a plugin's strategy or preset also calls its hooks.""",
     )
     replay_on_mismatch: Annotated[str, Rule(choice("refuse", "empty"))] = setting(
         "refuse",
@@ -294,11 +273,6 @@ class ReplayConfig:
         with prompts and completions of any origin, in Parquet, JSONL, JSON or CSV. A path, a folder, a
         pattern such as `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a
         checkpoint.""",
-    )
-    replay_warm_start_columns: Annotated[dict[str, str] | str | None, Rule(optional(column_names))] = setting(
-        None,
-        """Meaning of columns of these files that have other names: `{"question": "prompt"}`; on the command line a
-        JSON string.""",
     )
     replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
         "refuse",
@@ -316,10 +290,6 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         self._given = {spec.name for spec in fields(self) if not self._take_plain(spec.name)}
-        for kind in STRATEGY_KINDS:
-            self._parse_kwargs(f"replay_{kind}_kwargs")
-        self._parse_kwargs("replay_plugins_kwargs")
-        self._parse_kwargs("replay_warm_start_columns")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
         if self.replay_task_columns in ("", [""]):  # as the command line gives no column
@@ -352,14 +322,13 @@ class ReplayConfig:
         """Refuse an unknown strategy or argument before a model is loaded.
 
         What a plugin (`plugin/name`) or a module (`module:name`) has is looked up by `attach`: it may be registered
-        later. Beside a preset, the arguments may be for the strategy that the preset names.
+        later.
         """
-        name = getattr(self, f"replay_{kind}")
-        arguments = self.kwargs_of(kind)
-        if not isinstance(name, str) or "/" in name or ":" in name:
-            return
-        if arguments or name != getattr(ReplayConfig, f"replay_{kind}"):
-            registry().resolve(kind, name, arguments if self.replay_preset is None else {})
+        value = getattr(self, f"replay_{kind}")
+        if isinstance(value, str) and value != getattr(ReplayConfig, f"replay_{kind}"):
+            name, arguments = Named.read(value)
+            if "/" not in name and ":" not in name:
+                registry().resolve(kind, name, arguments)
 
     def _take_plain(self, name: str) -> bool:
         """Replace a marked default by its plain value; return False if the user gave the value."""
@@ -378,15 +347,20 @@ class ReplayConfig:
         """Return every setting by name, as values for JSON; an object strategy by its name."""
         return {spec.name: in_json(getattr(self, spec.name)) for spec in fields(self)}
 
-    def kwargs_of(self, kind: str) -> dict[str, Any]:
-        """Return the keyword arguments given for a kind of strategy."""
-        return dict(getattr(self, f"replay_{kind}_kwargs") or {})
+    def strategy(self, kind: str) -> tuple[Any, Mapping[str, Any]]:
+        """Return a strategy's name, or in Python the strategy itself, and the arguments given for it."""
+        value = getattr(self, f"replay_{kind}")
+        return Named.read(value) if isinstance(value, str) else (value, {})
 
     @property
-    def columns_of_warm_start(self) -> dict[str, str]:
-        """By name in the files of `replay_warm_start`, what a column stands for."""
-        columns = self.replay_warm_start_columns
-        return columns if isinstance(columns, dict) else {}
+    def plugins(self) -> dict[str, Mapping[str, Any]]:
+        """Names of the plugins that are called, with their arguments."""
+        return dict(map(Named.read, self.replay_plugins or []))
+
+    @property
+    def refill(self) -> Refill:
+        """Dynamic sampling in force; with 0 rounds if it is off."""
+        return Refill.read(self.replay_refill)
 
     def with_settings(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """Return a validated copy with some fields set; errors name `source`."""
@@ -413,10 +387,6 @@ class ReplayConfig:
     def with_defaults(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """Return a validated copy where `settings` (a preset's) fill the fields that nobody gave."""
         unset = {name: value for name, value in settings.items() if name not in self._given}
-        for kind in STRATEGY_KINDS:  # a preset's arguments are for the preset's strategy
-            name = f"replay_{kind}"
-            if name in settings and name not in unset:
-                unset.pop(f"{name}_kwargs", None)
         config = self._with(unset, source)
         config._given = self._given
         return config
@@ -425,24 +395,24 @@ class ReplayConfig:
         self._refuse_unknown(settings, source)
         return replace(self, **settings)
 
-    def _refuse_unknown(self, names: Iterable[str], source: str) -> None:
-        known = [spec.name for spec in fields(self)]
+    @classmethod
+    def _refuse_unknown(cls, names: Iterable[str], source: str) -> None:
+        known = [spec.name for spec in fields(cls)]
         for name in names:
             if name in known:
                 continue
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            hint = hint or f" The settings are: {', '.join(known)}."
-            raise ConfigurationError(f"{source} has no setting {name!r}.{hint}")
+            hint = f"Did you mean {near[0]!r}?" if near else f"The settings are: {', '.join(known)}."
+            raise ConfigurationError(f"{source} has no setting {name!r}. {_instead_of(name) or hint}")
 
-    def _parse_kwargs(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, str):
-            return
-        try:
-            setattr(self, name, json.loads(value))
-        except json.JSONDecodeError as error:
-            raise unusable(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None
+
+def _instead_of(name: str) -> str:
+    """What to write instead of a setting that there was before 0.1; empty for any other name."""
+    setting = name.removesuffix("_kwargs")
+    if setting != name and setting in RULES:
+        text = "name(argument=value)"
+        return f"Arguments stand in parentheses: {setting}={[text] if setting == 'replay_plugins' else text!r}."
+    return ""
 
 
 RULES: dict[str, Rule] = {

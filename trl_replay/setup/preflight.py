@@ -17,8 +17,8 @@ from .components import Components
 from .padding_trial import changes_with_padding
 from .settings import Settings
 
-TOKEN_BYTES = 6
-"""Of a stored completion token at least: its id, and its log-prob as bfloat16."""
+TOKEN_BYTES = 8
+"""Of a stored completion token at least: its id, and its log-prob."""
 PRETRAINED = 20_000_000
 """Parameters from which on a model is taken for a pretrained one."""
 LEAST_BETA, MOST_BETA, MOST_ITERATIONS = 0.01, 1.0, 3
@@ -100,10 +100,12 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
             f"replay_task_columns={settings.task_columns!r} must be columns of the trainer's dataset: it has "
             f"{', '.join(map(repr, known))}"
         )
-    if config.replay_refill_rounds and config.replay_refill_prompts == "new" and compat.streams(dataset):
+    refill = config.refill
+    if refill.rounds and refill.prompts == "new" and compat.streams(dataset):
         yield (
-            f"replay_refill_prompts='new' draws prompts by their numbers, and this trainer's dataset is a stream "
-            f"({type(dataset).__name__}), which has none: use replay_refill_prompts='same', or a dataset with a length"
+            f"replay_refill={config.replay_refill!r} draws prompts by their numbers, and this trainer's dataset is a "
+            f"stream ({type(dataset).__name__}), which has none: use 'same(rounds={refill.rounds})', or a dataset "
+            "with a length"
         )
     for name in ("loss_type", "importance_sampling_level"):
         of_trainer, of_args = getattr(trainer, name, None), getattr(trainer.args, name, None)
@@ -135,10 +137,10 @@ def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
             f"{name} keeps the KL term of all-wrong groups, and replay_unfilled={config.replay_unfilled!r} takes "
             "it away: use replay_unfilled='keep'"
         )
-    if config.replay_kl == "all_wrong" and config.replay_refill_rounds:
+    if config.replay_kl == "all_wrong" and config.replay_refill:
         yield (
-            f"{name} keeps all-wrong groups for their KL term, and replay_refill_rounds={config.replay_refill_rounds} "
-            "generates them again: use replay_refill_rounds=0, or another replay_kl"
+            f"{name} keeps all-wrong groups for their KL term, and replay_refill={config.replay_refill!r} generates "
+            "them again: leave that out, or use another replay_kl"
         )
 
 
@@ -218,14 +220,12 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "is none. Load the model in the same dtype (model_init_kwargs={'dtype': ...}), or set bf16=True."
         )
     yield from _useless(trainer, settings, components)
-    if (
-        settings.config.replay_refill_rounds
-        and settings.config.replay_refill_prompts == "new"
-        and compat.samples_in_order(trainer)
-    ):
+    refill = settings.config.refill
+    if refill.rounds and refill.prompts == "new" and compat.samples_in_order(trainer):
         yield (
             "New prompts of further rounds are drawn at random, and this trainer samples in an order of its own "
-            "(shuffle_dataset=False, or a sampler): if the order matters, set replay_refill_prompts='same'."
+            "(shuffle_dataset=False, or a sampler): if the order matters, set "
+            f"replay_refill='same(rounds={refill.rounds})'."
         )
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
@@ -321,7 +321,7 @@ def _useless(trainer: Any, settings: Settings, components: Components) -> Iterat
     if selector.label == "always" and not slots_within(chosen, groups):
         yield (
             f"replay_selector='always' (share={chosen:g}) selects none of the {counted(groups, 'group')} of a batch: "
-            f"nothing would be replayed. Set replay_selector_kwargs={{'share': {math.ceil(100 / groups) / 100:g}}} or "
+            f"nothing would be replayed. Set replay_selector='always(share={math.ceil(100 / groups) / 100:g})' or "
             "more."
         )
     share = config.replay_max_fraction

@@ -9,9 +9,11 @@ from importlib import import_module
 from typing import Any
 
 from .. import compat
+from ..base.arguments import Named
+from ..base.plain import in_json
 from ..base.validation import AUTO, STRATEGY_KINDS, unusable
 from ..data.fields import FieldSpec
-from ..registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Strategy, registry
+from ..registry import BUILTIN, Plugin, Registry, Strategy, registry
 from ..specs import Kind
 from ..strategies.scopes import choose_scope
 from .config import RULES, ReplayConfig
@@ -56,7 +58,7 @@ class Settings:
         if not self.strategies:
             return False
         config = self.config
-        if config.replay_buffer_size or config.replay_refill_rounds:
+        if config.replay_buffer_size or config.replay_refill:
             return True
         if config.replay_unfilled != "keep" or config.replay_kl != "all":
             return True
@@ -70,7 +72,7 @@ class Settings:
     def chooses_prompts(self) -> bool:
         """Tell whether prompts are chosen here: for dead groups again, or by a plugin; not in a dry run."""
         asks = any("trl_replay_inputs" in plugin.hooks for plugin in self.plugins)
-        return not self.config.replay_dry_run and (self.config.replay_refill_rounds > 0 or asks)
+        return not self.config.replay_dry_run and (self.config.replay_refill is not None or asks)
 
     def equal_on_ranks(self, one_buffer: bool, seed: int) -> dict[str, Any]:
         """Collect what must be equal on all ranks, by name, as JSON holds it. Seeds may differ, and the bytes that a
@@ -78,14 +80,16 @@ class Settings:
 
         Args:
             one_buffer (`bool`): Whether ranks share a buffer.
-            seed (`int`): In force: `replay_seed`, else the trainer's.
+            seed (`int`): The trainer's.
         """
         if not self.acts:
             return {"use_replay": self.config.use_replay, "replay_buffer_size": self.config.replay_buffer_size}
         equal = {name: value for name, value in self.config.to_dict().items() if RULES[name].ranks == "equal"}
-        equal |= {f"replay_{kind}": strategy.origin for kind, strategy in self.strategies.items()}
+        for kind, strategy in self.strategies.items():
+            equal[f"replay_{kind}"] = _in_full(strategy.origin, strategy.arguments)
         equal["replay_plugins"] = [
-            f"{plugin.name} ({plugin.distribution}: {', '.join(sorted(plugin.hooks))})" for plugin in self.plugins
+            _in_full(f"{plugin.name} ({plugin.distribution}: {', '.join(sorted(plugin.hooks))})", plugin.arguments)
+            for plugin in self.plugins
         ]
         equal["replay_warm_start"] = "a file" if self.config.replay_warm_start else None
         equal["batch keys of plugins"] = [repr(field) for field in self.fields]
@@ -93,7 +97,7 @@ class Settings:
         if one_buffer:
             equal["replay_max_bytes"] = self.config.max_bytes
         if one_buffer or self.chooses_prompts:
-            equal["replay_seed (else the trainer's)"] = seed
+            equal["seed"] = seed
         return equal
 
     def with_scope(self, name: str, reason: str) -> Settings:
@@ -102,6 +106,11 @@ class Settings:
         vars(config)["replay_scope"] = name  # in force, and to read only
         scope = registry().resolve("scope", name)
         return replace(self, config=config, strategies={**self.strategies, "scope": scope}, chosen_scope=reason)
+
+
+def _in_full(origin: str, arguments: Mapping[str, Any]) -> str:
+    """A strategy or plugin with its arguments: without these, ranks with other ones would pass as equal."""
+    return str(Named(origin, in_json(arguments)))
 
 
 def resolve(config: ReplayConfig) -> Settings:
@@ -115,21 +124,17 @@ def resolve(config: ReplayConfig) -> Settings:
     """
     if not config.use_replay:
         return Settings(config)
-    arguments: Any = config.replay_plugins_kwargs or {}  # no text any more
-    known = registry().with_arguments(arguments)
-    plugins = [known.plugin(name, "replay_plugins") for name in config.replay_plugins or []]
+    named = config.plugins
+    known = registry().with_arguments({name: given for name, given in named.items() if given})
+    plugins = [known.plugin(name, "replay_plugins") for name in named]
     if config.replay_preset is not None:
         plugins.insert(0, known.preset(config.replay_preset)[0])
     strategies: dict[Kind, Strategy] = {}
     for kind in STRATEGY_KINDS:
-        strategies[kind] = known.resolve(kind, getattr(config, f"replay_{kind}"), config.kwargs_of(kind))
+        strategies[kind] = known.resolve(kind, *config.strategy(kind))
     plugins += [strategy.plugin for strategy in strategies.values() if strategy.plugin is not None]
     _refuse_idle_plugins(config, known, strategies)
     taking_part = {plugin.name: plugin for plugin in plugins if plugin.name != BUILTIN}
-    for name in arguments:
-        if name not in taking_part:
-            remedy = f"the plugin {name!r} takes no part; name it in replay_plugins, or leave its arguments out"
-            raise unusable(PLUGIN_ARGUMENTS, arguments, remedy)
     return Settings(config, strategies, tuple(taking_part.values()), known.fields(set(taking_part)))
 
 
@@ -139,7 +144,7 @@ def _refuse_idle_plugins(config: ReplayConfig, known: Registry, strategies: Mapp
     for plugin, preset in known.presets():  # named, or spelled out
         if all(getattr(config, name, None) == value for name, value in preset.settings.items()):
             used.add(plugin.name)
-    for name in config.replay_plugins or []:
+    for name in config.plugins:
         if not (name in used or known.plugins[name].takes_part or known.fields({name})):
             remedy = f"{name!r} has no hook for training; name one of its strategies or presets instead"
             raise unusable("replay_plugins", config.replay_plugins, f"{remedy}: `trl-replay list {name}`")

@@ -10,7 +10,7 @@ import torch
 from .. import compat
 from ..batch.candidates import Candidate
 from ..batch.compose import compose, cut, with_stored_fields
-from ..batch.stored import logps_dtype, with_rewards
+from ..batch.stored import with_rewards
 from ..data.plan import FRESH, Plan
 from ..data.types import Batch, Bools, Floats, Group, Groups, Placement
 from ..distributed.decision import Decision
@@ -168,7 +168,6 @@ def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> 
             keys=fresh.rows.holds(stored, slot),
             rows=rows,
             update=buffer.clock.update,
-            logps_dtype=logps_dtype(fields),
         )
         candidates.append(candidate)
     if compat.OLD_LOGPS in batch:

@@ -195,7 +195,7 @@ def test_a_group_asked_about_alone_is_tried_again_with_the_chance_of_its_share()
 
 def test_with_further_rounds_they_are_tried_in_the_first_one(tmp_path):
     trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions))
-    session = trl_replay.attach(trainer, replay_plugins=["bapo"], replay_refill_rounds=2, replay_buffer_size=0)
+    session = trl_replay.attach(trainer, replay_plugins=["bapo"], replay_refill="new(rounds=2)", replay_buffer_size=0)
     for key in (50, 51):
         session.prompts.note(np.array([key]), np.array([key]), np.zeros((1, 8), bool), np.array([True]), 10)
     plugin = trl_replay_curricula.bapo
@@ -273,7 +273,12 @@ def train(folder, resume=None, judge=None, shuffle=False, **settings):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("skip_solved", {}), ("greso", {"replay_refill_rounds": 1}), ("bapo", {}), ("bapo", {"replay_refill_rounds": 1})],
+    [
+        ("skip_solved", {}),
+        ("greso", {"replay_refill": "new(rounds=1)"}),
+        ("bapo", {}),
+        ("bapo", {"replay_refill": "new(rounds=1)"}),
+    ],
 )
 def test_a_resumed_run_goes_on_as_the_run_that_was_not_interrupted(tmp_path, name, settings):
     folder = tmp_path / "run"
@@ -302,7 +307,7 @@ def test_in_training_hard_prompts_take_the_slots_of_dead_groups(tmp_path):
     """Every group is dead but that of a prompt which is tried once more."""
     judge = Judge()
     judge.of = lambda prompt: [float(sum(prompt in batch for batch in judge.asked) > 1), 0.0, 0.0, 0.0]
-    settings = {"replay_plugins": ["bapo"], "replay_refill_rounds": 1, "replay_pass_reward": 1.0}
+    settings = {"replay_plugins": ["bapo"], "replay_refill": "new(rounds=1)", "replay_pass_reward": 1.0}
     _, session = train(tmp_path, judge=judge, shuffle=True, **settings)
     assert session.totals.counters["refilled"] >= 6, "most slots of every second batch, once there is something to try"
 
@@ -332,4 +337,4 @@ def test_a_dry_run_changes_no_prompts(tmp_path):
 
 class TestGreso(InputsContract, PluginContract):
     plugin = Greso
-    settings = {"replay_refill_rounds": 1}  # noqa: RUF012
+    settings = {"replay_refill": "new(rounds=1)"}  # noqa: RUF012

@@ -10,6 +10,7 @@ import pytest
 from trl_replay_freshness import REWARD_HALF_LIFE, abs_reward, freshness, make_decayed, make_half_life
 
 import trl_replay
+from trl_replay.base.arguments import Named
 from trl_replay.testing import (
     EvictorContract,
     SamplerContract,
@@ -81,7 +82,7 @@ def test_a_half_life_that_is_no_positive_number_is_named(make, half_life):
 
 
 def test_the_preset_decays_with_the_papers_time_constant():
-    half_life = REWARD_HALF_LIFE.settings["replay_sampler_kwargs"]["half_life"]
+    half_life = Named.read(REWARD_HALF_LIFE.settings["replay_sampler"]).arguments["half_life"]
     assert 2 ** (-100 / half_life) == pytest.approx(math.exp(-100 / 500))
 
 
@@ -99,8 +100,7 @@ def test_a_trainer_learns_with_the_preset(tmp_path):
 def test_a_trainer_learns_with_sampler_and_evictor_by_name(tmp_path):
     trainer = make_trainer(tmp_path, one_live_group_of_three)
     settings = {
-        "replay_sampler": "freshness/half_life",
-        "replay_sampler_kwargs": '{"half_life": 2}',
+        "replay_sampler": "freshness/half_life(half_life=2)",
         "replay_evictor": "decayed",
         "replay_buffer_size": 2,
     }
@@ -115,5 +115,5 @@ def test_a_wrong_half_life_is_reported_at_attach(tmp_path):
     trainer = make_trainer(tmp_path, one_live_group_of_three)
     before = dict(trainer.__dict__)
     with pytest.raises(trl_replay.ConfigurationError, match="half_life=0"):
-        trl_replay.attach(trainer, replay_sampler="half_life", replay_sampler_kwargs={"half_life": 0})
+        trl_replay.attach(trainer, replay_sampler="half_life(half_life=0)")
     assert trainer.__dict__ == before

@@ -17,6 +17,7 @@ from replaying import build, check_batches, check_losses, iterate_corrected, rep
 from support import DEAD, LIVE, LOSSES, Rewards
 
 import trl_replay
+from trl_replay.base.arguments import Named
 from trl_replay.registry import registry
 from trl_replay.testing import CorrectionContract, make_trainer
 
@@ -43,7 +44,7 @@ def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any, co
     """All but the rows of a positive advantage, which a veto never takes out, and the trigger of `suffix_veto`."""
     limits = {"threshold": 1e-30} if correction == "k3_mask" else {"low": 1e5, "high": 1e6}
     vetoes = ("veto_negative", "suffix_veto")
-    replay = {"replay_correction_kwargs": limits}
+    replay = {"replay_correction": str(Named(correction, limits))}
     trainer, _ = train_corrected(tmp_path, correction, replay, by_hand=False, beta=0.1)
     signal = replayed_signal(trainer)
     assert len(signal) > 16
@@ -69,7 +70,7 @@ def test_a_veto_goes_by_the_sign_of_each_tokens_advantage(tmp_path: Any, correct
     settings = {"max_steps": 4, "learning_rate": 5e-2, "max_completion_length": 5}
     trainer = build(tmp_path, Rewards(*CREDITED), trainer_class=Credit, **settings)
     trainer.gradients, trainer.correction = True, correction
-    chosen = {"replay_correction": correction, "replay_correction_kwargs": MASKS[correction]}
+    chosen = {"replay_correction": str(Named(correction, MASKS[correction]))}
     session, watch = followed(trainer, **chosen)
     check_batches(watch)
     check_losses(trainer)

@@ -21,6 +21,7 @@ from trl_replay_papers.sign_advantage import SignAdvantage
 
 import trl_replay
 from trl_replay import ConfigurationError, RefusedError, hookimpl
+from trl_replay.base.arguments import Named
 from trl_replay.cli import main
 from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
@@ -42,12 +43,12 @@ SHORT: dict[str, dict[str, Any]] = {
     "adv_per": {"replay_start": 1},
     "asymre": {"num_iterations": 2, "max_steps": 8},
     "oapl": {"num_iterations": 2, "max_steps": 8},
-    "popo_stale": {"replay_sampler_kwargs": {"least_age": 2}},
-    "exgrpo": {"replay_start_pass_rate": 0.01},
+    "popo_stale": {"replay_sampler": "popo_stale/oldest(least_age=2)"},
+    "exgrpo": {"replay_start": "pass_rate(0.01)"},
     "fair_er": {"num_iterations": 2, "max_steps": 8},
-    "dapo": {"replay_refill_rounds": 2},
+    "dapo": {"replay_refill": "new(rounds=2)"},
     "re_dr": {"scale_rewards": "none"},
-    "greso": {"replay_refill_rounds": 2},
+    "greso": {"replay_refill": "new(rounds=2)"},
 }
 """What would not begin within six updates, generates much, or needs a setting of the trainer."""
 
@@ -93,7 +94,7 @@ def test_every_preset_trains_and_resumes_on_two_processes(pool: str, tmp_path: P
 def test_a_preset_whose_plugin_gets_other_arguments_trains_and_resumes(
     name: str, arguments: dict[str, Any], pool: str, tmp_path: Path
 ) -> None:
-    _, differences = interrupted(tmp_path, **settings_of(name, pool), replay_plugins_kwargs={name: arguments})
+    _, differences = interrupted(tmp_path, **settings_of(name, pool), replay_plugins=[str(Named(name, arguments))])
     assert not differences
 
 
@@ -112,7 +113,7 @@ def test_rows_that_another_plugin_masks_are_not_taken(name: str, tmp_path: Path)
     try:
         settings = {"replay_preset": name, **SHORT.get(name, {}), "replay_plugins": ["masks_the_second_row"]}
         if name == "repo":
-            settings["replay_mixer_kwargs"] = {"by": "random"}
+            settings["replay_mixer"] = "repo/cached(by='random')"
         session = trl_replay.attach(trainer, **settings)
         watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
         trainer.train()
@@ -126,10 +127,10 @@ def test_rows_that_another_plugin_masks_are_not_taken(name: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"replay_preset": "arpo", "replay_selector_kwargs": {"std": "low"}}, "failed: std='low' can't be used"),
-        ({"replay_preset": "arpo", "replay_selector_kwargs": {"mean": None}}, "failed: mean=None can't be used"),
-        ({"replay_preset": "arpo", "replay_mixer_kwargs": {"reward": "1"}}, "one_success: reward='1' can't be used"),
-        ({"replay_preset": "rlep", "replay_mixer_kwargs": {"reward": np.nan}}, "successes: reward=nan can't be used"),
+        ({"replay_preset": "arpo", "replay_selector": "arpo/failed(std='low')"}, "failed: std='low' can't be used"),
+        ({"replay_preset": "arpo", "replay_selector": "arpo/failed(mean=None)"}, "failed: mean=None can't be used"),
+        ({"replay_preset": "arpo", "replay_mixer": "arpo/one_success(reward='1')"}, "reward='1' can't be used"),
+        ({"replay_preset": "rlep", "replay_mixer": "rlep/successes(reward=inf)"}, "reward=inf can't be used"),
         ({"replay_preset": "pop"}, "Did you mean 'popo'"),
     ],
 )

@@ -20,9 +20,9 @@ from trl_replay.loss.micro_batch import EXCLUDED, ROWS
 from trl_replay.testing import make_context, make_groups, make_table, make_tokenizer, make_trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "exgrpo": {"replay_start_pass_rate": 0.0},
+    "exgrpo": {"replay_start": "pass_rate(0)"},
     "arpo": {},
-    "repo": {"replay_mixer_kwargs": {"cached": 4}},
+    "repo": {"replay_mixer": "repo/cached(cached=4)"},
     "adv_per": {"replay_start": 0},
 }
 PROMPTS = ("1=", "12=", "123+4=")
@@ -48,7 +48,7 @@ def test_no_method_mixes_in_a_row_that_trains_no_token(tmp_path: Path, name: str
 
 
 def test_exgrpo_stores_no_group_whose_only_successes_train_no_token(tmp_path: Path) -> None:
-    settings = {"replay_preset": "exgrpo", "replay_start_pass_rate": 0.0}
+    settings = {"replay_preset": "exgrpo", "replay_start": "pass_rate(0)"}
     session, _ = tokens(tmp_path, [HALF] * 3, rollout=truncating((0, 1)), **settings)
     assert len(session.buffer) == 0
     assert session.totals.reasons["a group was refused: the scorer exgrpo/half_solved stores none like it (NaN)"] == 12

@@ -263,7 +263,7 @@ class Cases:
             key = (prompt, (*text, tokenizer.eos_token_id))
             (logps,) = trainer.logps_of([key])
             trainer.born[key] = (-1, logps.tolist(), float((row["reward"] - 0.25) / deviation))
-        self.run(case, trainer, replay_scope="gathered", replay_warm_start=str(path), replay_start=0, replay_seed=3)
+        self.run(case, trainer, replay_scope="gathered", replay_warm_start=str(path), replay_start=0)
 
 
 def nothing(completions, **_):
@@ -301,8 +301,8 @@ def main(engine, folder):
         let_deepspeed_compile_nothing()
     cases = Cases(folder)
     for scope, rows in ROWS_OF.items():
-        cases.whole_and_resumed(scope, rows, replay_scope=scope, replay_buffer_size=CAPACITY[scope], replay_seed=3)
-    shared = {"replay_scope": "gathered", "replay_buffer_size": 2, "replay_seed": 3}
+        cases.whole_and_resumed(scope, rows, replay_scope=scope, replay_buffer_size=CAPACITY[scope])
+    shared = {"replay_scope": "gathered", "replay_buffer_size": 2}
     cases.whole_and_resumed("adapter", 6, adapter=True, **shared)
     cases.run("forward", cases.trainer("forward", 6), replay_record="forward", **shared)
     cases.warmed("warm start")

@@ -17,7 +17,7 @@ PROMPTS = [f"{a}{b}=" for a in range(10) for b in range(10)]
 ROUNDS = 2
 CASES = {
     "process": {"rows": 8, "replay_scope": "process", "max_steps": 6},
-    "gathered": {"rows": 8, "replay_scope": "gathered", "max_steps": 6, "replay_refill_prompts": "same"},
+    "gathered": {"rows": 8, "replay_scope": "gathered", "max_steps": 6, "replay_refill": f"same(rounds={ROUNDS})"},
     "batch": {"rows": 8, "replay_scope": "process", "max_steps": 6, "scale_rewards": "batch"},
     "straddling": {"rows": 6, "replay_scope": "gathered", "max_steps": 6},
     "straddling, scaled": {"rows": 6, "replay_scope": "gathered", "max_steps": 6, "scale_rewards": "batch"},
@@ -87,7 +87,9 @@ def trained(folder, rank, **settings):
     """The record of a training on this rank: every call, and every batch that was made of them."""
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
     trainer, script = build(folder, rank, **settings)
-    session = trl_replay.attach(trainer, replay_refill_rounds=ROUNDS, replay_max_fraction=0.0, **replay)
+    session = trl_replay.attach(
+        trainer, **{"replay_refill": f"new(rounds={ROUNDS})", "replay_max_fraction": 0.0, **replay}
+    )
     steps = []
     step = session.step
 
@@ -143,7 +145,7 @@ def failing(folder, rank, what):
     try:
         trainer, _ = build(folder, rank, FAILING[what], max_steps=4)
         settings = {} if what == "is paused" else {"replay_plugins": "asked"}
-        session = trl_replay.attach(trainer, replay_refill_rounds=1, replay_scope="gathered", **settings)
+        session = trl_replay.attach(trainer, replay_refill="new(rounds=1)", replay_scope="gathered", **settings)
         if what == "is paused" and rank == 1:
             session.pause()
         trainer.train()
@@ -159,7 +161,7 @@ def streamed(folder, rank):
     trainer = Spy(model=trainer.model, reward_funcs=script, args=args, train_dataset=stream,
                   processing_class=trainer.processing_class)  # fmt: skip
     trainer.rollout_func = script.rollout
-    bapo = {"replay_plugins": ["bapo"], "replay_plugins_kwargs": {"bapo": {"every": 1, "high": 1.0}}}
+    bapo = {"replay_plugins": ["bapo(every=1, high=1.0)"]}
     session = trl_replay.attach(trainer, replay_scope="gathered", replay_pass_reward=0.5, **bapo)
     trainer.train()
     assert len(session.prompts) > 4

@@ -51,7 +51,7 @@ def die():
 def trained(folder, layout, scope, timeout=TIMEOUT, **replay):
     rows, size = LAYOUTS[layout]
     trainer = build(folder, rows, size, uneven, rank=RANK, max_steps=UPDATES, ddp_timeout=timeout)
-    return run(trainer, replay_scope=scope, **{"replay_buffer_size": 6, "replay_seed": 3, **replay})
+    return run(trainer, replay_scope=scope, **{"replay_buffer_size": 6, **replay})
 
 
 def unattached(folder):

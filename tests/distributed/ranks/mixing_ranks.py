@@ -13,7 +13,7 @@ import trl_replay
 
 LAYOUTS = {2: {"whole": (8, 4), "straddling": (6, 4)}, 3: {"whole": (6, 3), "straddling": (4, 3)}}
 """Per number of processes: (rows of a process, num_generations)."""
-MIX = {**INJECTED, "replay_seed": 3}
+MIX = {**INJECTED}
 MODES = ("stored", "joint", "split")
 METHODS = ("repo", "arpo", "gfpo", "zscore")
 """Presets of trl-replay-papers, and a plugin with running state."""
@@ -30,10 +30,10 @@ def settings_of(name):
     if name in MODES:
         return {**MIX, "replay_advantages": name}
     if name == ITERATIONS:
-        return {"replay_iterations": "replay", "replay_start": 0, "replay_seed": 3}
+        return {"replay_iterations": "replay", "replay_start": 0}
     if name in ("gfpo", "zscore"):  # beside a buffer
-        return {"replay_plugins": [name], "replay_record": "loss", "replay_start": 0, "replay_seed": 3}
-    return {"replay_preset": name, "replay_seed": 3}
+        return {"replay_plugins": [name], "replay_record": "loss", "replay_start": 0}
+    return {"replay_preset": name}
 
 
 def register():

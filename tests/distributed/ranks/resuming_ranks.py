@@ -146,7 +146,7 @@ def kept(folder):
 
 def positions(folder):
     """Where this rank is in the order of prompts, at a checkpoint and when it resumes with batches of another size."""
-    settings = {"replay_refill_rounds": 2, "prompts": PROMPTS[:24], "replay_scope": "process"}
+    settings = {"replay_refill": "new(rounds=2)", "prompts": PROMPTS[:24], "replay_scope": "process"}
     _, session = train(folder, **settings, max_steps=2, save_steps=2)
     found = restored(folder, str(folder / "checkpoint-2"), **settings, per_device_train_batch_size=8)
     return {"then": session.rounds.state_dict()["source"], "now": found["rounds"]["source"]}

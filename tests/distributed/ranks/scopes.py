@@ -23,14 +23,14 @@ LAYOUTS = {  # per number of processes: (rows of a process, num_generations), wh
     3: {"whole": (6, 3), "straddling": (4, 3)},
     4: {"whole": (4, 4), "straddling": (5, 4), "one group on all": (2, 8)},
 }
-REPLAY = {"replay_buffer_size": 6, "replay_seed": 3}
-COMPARED = {"replay_buffer_size": 4, "replay_seed": 3}
+REPLAY = {"replay_buffer_size": 6}
+COMPARED = {"replay_buffer_size": 4}
 HOOKS = {
     "a metrics hook": ("metrics", 0, {"replay_scope": "process"}),
     "a metrics hook in the last step": ("metrics", 5, {"replay_scope": "gathered"}),
     "an advantages hook": ("advantages", 2, {"replay_scope": "gathered", **INJECTED}),
     "a mix hook": ("mix", 2, {"replay_scope": "gathered", **INJECTED}),
-    "an inputs hook": ("inputs", 1, {"replay_scope": "gathered", "replay_refill_rounds": 1}),
+    "an inputs hook": ("inputs", 1, {"replay_scope": "gathered", "replay_refill": "new(rounds=1)"}),
 }
 """Hooks that fail on one rank, and from which update on."""
 LOSS_TYPES = ("dapo", "grpo", "dr_grpo")

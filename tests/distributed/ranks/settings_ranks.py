@@ -20,34 +20,28 @@ CASES = {
     "replay_weight": ({}, {"replay_weight": 0.5}),
     "replay_unfilled": ({}, {"replay_unfilled": "mask"}),
     "replay_correction": ({}, {"replay_correction": "truncated"}),
-    "replay_correction_kwargs": tuple(
-        {"replay_correction": "truncated", "replay_correction_kwargs": {"cap": cap}} for cap in (1.0, 2.0)
-    ),
+    "replay_correction, of arguments": tuple({"replay_correction": f"truncated(cap={cap!r})"} for cap in (1.0, 2.0)),
     "replay_max_weight": ({}, {"replay_max_weight": 2.0}),
-    "replay_logps_dtype": ({}, {"replay_logps_dtype": "bfloat16"}),
     "replay_buffer_size": ({}, {"replay_buffer_size": 9}),
     "replay_scope": ({}, {"replay_scope": "process"}),
-    "replay_scope_kwargs": tuple(
-        {"replay_scope": "tuned/tuned", "replay_scope_kwargs": {"patience": patience}} for patience in (1, 2)
+    "replay_scope, of arguments": tuple(
+        {"replay_scope": f"tuned/tuned(patience={patience!r})"} for patience in (1, 2)
     ),
     "replay_max_bytes": ({}, {"replay_max_bytes": "1GB"}),
-    "replay_refill_rounds": ({}, {"replay_refill_rounds": 2}),
-    "replay_refill_until": ({"replay_refill_rounds": 1}, {"replay_refill_rounds": 1, "replay_refill_until": 0.5}),
+    "replay_refill": ({}, {"replay_refill": "new(rounds=2)"}),
+    "replay_refill, of a share": tuple({"replay_refill": f"new(until={until})"} for until in (0.9, 0.5)),
     "replay_warm_start": ({}, {"replay_warm_start": str(GROUPS)}),
     "replay_plugins": ({}, {"replay_plugins": ["shaping"]}),
     "replay_plugins, of prompts": ({}, {"replay_plugins": ["prompts"]}),
     "replay_plugins, another release": ({"replay_plugins": ["released"]}, {"replay_plugins": ["released"]}),
     "replay_plugins, another hook": ({"replay_plugins": ["hooks"]}, {"replay_plugins": ["hooks"]}),
-    "replay_plugins_kwargs": tuple(
-        {"replay_plugins": ["shaping"], "replay_plugins_kwargs": {"shaping": {"by": by}}} for by in (1.0, 2.0)
-    ),
+    "replay_plugins, of arguments": tuple({"replay_plugins": [f"shaping(by={by!r})"]} for by in (1.0, 2.0)),
     "replay_scorer, another release": ({"replay_scorer": "released/even"}, {"replay_scorer": "released/even"}),
     "batch keys of plugins": ({"replay_plugins": ["keys"]}, {"replay_plugins": ["keys"]}),
-    "replay_seed": ({"replay_seed": 1}, {"replay_seed": 2}),
-    "replay_seed, process, prompts chosen": tuple(
-        {"replay_scope": "process", "replay_refill_rounds": 1, "replay_seed": seed} for seed in (1, 2)
+    "seed": ({}, {"seed": 7}),
+    "seed, process, prompts chosen": tuple(
+        {"replay_scope": "process", "replay_refill": "new(rounds=1)", "seed": seed} for seed in (1, 2)
     ),
-    "replay_seed, the trainer's": ({}, {"seed": 7}),
     "trl_replay": ({}, {"version": "0.0.9"}),
     "num_iterations": ({}, {"num_iterations": 2}),
     "scale_rewards": ({}, {"scale_rewards": "none"}),
@@ -55,8 +49,7 @@ CASES = {
 }
 """What each rank attaches with; a case is called like the setting that differs."""
 ALIKE = {
-    "the trainer's seed by name": ({"replay_seed": 42}, {}),
-    "seeds of private buffers": tuple({"replay_scope": "process", "replay_seed": seed} for seed in (1, 2)),
+    "seeds of private buffers": tuple({"replay_scope": "process", "seed": seed} for seed in (1, 2)),
     "bytes of private buffers": tuple({"replay_scope": "process", "replay_max_bytes": size} for size in (None, "1GB")),
     "a whole number as a float": ({"replay_weight": 1}, {"replay_weight": 1.0}),
     "functions": tuple({"replay_evictor": lambda table, context: table.serial} for _ in range(2)),

@@ -65,8 +65,8 @@ class Bound(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A setting that has one of these values, or none of them; of a list, one element counts. One that is not known
-    meets neither."""
+    """A setting that has one of these values, or none of them; of a list, one element counts, and of a strategy or
+    plugin its name. One that is not known meets neither."""
 
     setting: str
     values: tuple[Any, ...]
@@ -78,7 +78,8 @@ class Given(NamedTuple):
             return False
         value = facts[self.setting]
         found = value if isinstance(value, list) else [value]
-        return any(one in self.values for one in found) == self.one_of
+        names = [one.partition("(")[0] if isinstance(one, str) else one for one in found]
+        return any(one in self.values for one in names) == self.one_of
 
     def __str__(self) -> str:
         values = " or ".join(f"`{value}`" for value in self.values)
@@ -301,7 +302,7 @@ RULES = (
                 '`replay_plugins=["skip_solved"]` (`pip install plugins/trl-replay-curricula`, in a clone)',
                 Given("replay_plugins", ("skip_solved",)),
             ),
-            Option("`replay_refill_rounds=1`", Given("replay_refill_rounds", (0,), one_of=False)),
+            Option('`replay_refill="new(rounds=1)"`', Given("replay_refill", (None,), one_of=False)),
             Option(
                 "`replay_retire_passes` to `num_generations`", Given("replay_retire_passes", (None,), one_of=False)
             ),

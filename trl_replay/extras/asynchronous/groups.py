@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...batch.samples import completion_numbers, conversations, cut_samples, first_trained
@@ -43,14 +42,12 @@ class SampleReader:
         counting (`int`, *optional*): The one that counts (`replay_reward`); None for their sum.
         size (`int`): Completions of a group, each of one or more samples.
         tasks ([`Tasks`]): Tells tasks apart.
-        logps_dtype (`torch.dtype`): How log-probs are stored.
     """
 
     rewards: Sequence[str]
     counting: int | None
     size: int
     tasks: Tasks
-    logps_dtype: torch.dtype
 
     def rewards_of(self, sample: Any) -> list[float]:
         """A sample's rewards, NaN where one is missing; the sum alone, where no other is told."""
@@ -122,7 +119,7 @@ class SampleReader:
     def payload(self, samples: Sequence[Any]) -> Group:
         """The group as it is stored: a row a sample."""
         rewards = [self.rewards_of(sample) for sample in samples]
-        return with_rewards(cut_samples(samples, self.logps_dtype), np.array(rewards))
+        return with_rewards(cut_samples(samples), np.array(rewards))
 
 
 def can_train(samples: Sequence[Any]) -> bool:

@@ -51,12 +51,12 @@ def _of_settings(settings: Settings) -> Iterator[str]:
             ("auto", "stored"),
             "computes advantages of mixed groups, and stored groups are replayed whole here: use 'stored'",
         ),
-        "replay_refill_rounds": (
-            config.replay_refill_rounds,
-            (0,),
+        "replay_refill": (
+            config.replay_refill,
+            (None,),
             (
                 "generates again, and the rollout worker goes on by itself: dropping dead groups is dynamic sampling "
-                "here; use 0"
+                "here; leave it out"
             ),
         ),
         "replay_iterations": (

@@ -15,7 +15,7 @@ import torch
 from ... import compat
 from ...base.progress import KeptErrors
 from ...base.sizes import counted
-from ...batch.stored import logps_dtype
+from ...base.validation import AUTO
 from ...data.prompt_table import PromptTable
 from ...data.types import Batch, Entry
 from ...distributed.all_ranks import run_on_all_ranks
@@ -64,11 +64,7 @@ class AsyncSession:
         self.queue: ReplayQueue | None = None
         if view.accelerator.is_main_process:
             reading = SampleReader(
-                view.reward_func_names,
-                self.buffer.table.counting,
-                components.num_generations,
-                components.tasks,
-                logps_dtype(components.fields),
+                view.reward_func_names, self.buffer.table.counting, components.num_generations, components.tasks
             )
             self.queue = ReplayQueue(getattr(view, compat.QUEUE), view, components, reading)
         else:
@@ -248,7 +244,7 @@ def make_session(trainer: Any, settings: Settings) -> AsyncSession:
         ReplayError: The settings can't be used with it.
     """
     compat.check_asynchronous(trainer)
-    if settings.config.replay_scope == "auto":
+    if settings.label("scope") == AUTO:
         settings = settings.with_scope("process", "the main process reads the queue")
     main = trainer.accelerator.is_main_process
     names = compat.worker_rewards(trainer) if main else [settings.config.replay_reward or "reward"]

@@ -314,7 +314,7 @@ class Intake:
         }
         for key, rows in offline.tokens.items():
             spec = fields.spec(key)
-            is_float = spec.dtype in (None, "float32", "bfloat16")
+            is_float = spec.dtype in (None, "float32")
             dtype = torch.float32 if is_float else torch.int64
             batch[key] = _padded(rows, fields.pad_value(spec), dtype)
         return {key: value.to(device) for key, value in batch.items()}

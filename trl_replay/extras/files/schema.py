@@ -72,7 +72,7 @@ def _refuse_lacking(row: Row, label: str) -> None:
     if missing:
         raise ReplayError(
             f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}. If that is another column, name "
-            f"it: replay_warm_start_columns={{'its name': {missing[0]!r}}}, or columns=… of session.add."
+            f"it: session.add(…, columns={{'its name': {missing[0]!r}}}), or rename it in the file."
         )
     if is_nan(row.get("reward")) and not _names_functions(row):
         raise _refusal(label, "reward", row["reward"], "is no number")

@@ -43,8 +43,8 @@ class Files:
         path = config.replay_warm_start
         if path is None or (buffer.warmed and not again):
             return
-        columns, rescore = config.columns_of_warm_start, config.replay_warm_start_rescore
-        count = self._add(path, config.replay_warm_start_short, columns, rescore, offers=not buffer.warmed)
+        short, rescore = config.replay_warm_start_short, config.replay_warm_start_rescore
+        count = self._add(path, short, None, rescore, offers=not buffer.warmed)
         if not count and self._trainer().accelerator.is_main_process:
             reasons = "; ".join(buffer.totals.reasons) or "it has no rows"
             warnings.warn(f"replay_warm_start={path!r} added no group: {reasons}.", stacklevel=2)

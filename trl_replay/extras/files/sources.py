@@ -178,15 +178,14 @@ def _renamed(source: Source, columns: Mapping[str, str]) -> Iterator[Any]:
         absent = sorted(columns.keys() - row.keys())
         if absent:
             raise ReplayError(
-                f"Row {number} of {source.name} lacks {', '.join(absent)}, which replay_warm_start_columns names: it "
+                f"Row {number} of {source.name} lacks {', '.join(absent)}, which columns={dict(columns)!r} names: it "
                 f"has {', '.join(map(str, row))}."
             )
         try:
             yield _named_once((columns.get(name, name), value) for name, value in row.items())
         except ValueError as error:
             raise ReplayError(
-                f"Row {number} of {source.name} can't be read: with replay_warm_start_columns={dict(columns)!r} "
-                f"{error}."
+                f"Row {number} of {source.name} can't be read: with columns={dict(columns)!r} {error}."
             ) from None
 
 

@@ -6,8 +6,8 @@ Three plugins, each found through an entry point of its own:
 * `greso` passes over prompts by chance, the likelier the longer they taught nothing (arXiv 2506.02177)
 * `bapo` tries prompts again that hardly ever passed (arXiv 2602.20722)
 
-`replay_plugins=["greso"]` takes one with its defaults, and `replay_plugins_kwargs={"greso": {"target": 0.5}}` beside
-it with other arguments.
+`replay_plugins=["greso"]` takes one with its defaults, and `replay_plugins=["greso(target=0.5)"]` with other
+arguments.
 """
 
 from __future__ import annotations

@@ -18,13 +18,12 @@ from .memory import SavesState
 from .skipping import Row, table
 
 SETTINGS: dict[str, Any] = {
-    "replay_refill_rounds": 1,
+    "replay_refill": "new(rounds=1)",
     "replay_buffer_size": 128,
     "replay_scorer": "pass_rate",
     "replay_evictor": "fifo",
     "replay_sampler": "top",
-    "replay_correction": "truncated",
-    "replay_correction_kwargs": {"cap": 3.0},
+    "replay_correction": "truncated(cap=3.0)",
     "replay_start": 0,
 }
 
@@ -43,7 +42,7 @@ class Batches:
 class Bapo(SavesState[Batches]):
     """Tries prompts again that hardly ever passed, after BAPO.
 
-    With `replay_refill_rounds` they are tried in a batch's first further round, for the slots of its dead groups: of
+    With `replay_refill` they are tried in a batch's first further round, for the slots of its dead groups: of
     those that have become live, each takes one. Without, they take the places of some of the batch's own prompts.
 
     Args:
@@ -54,7 +53,7 @@ class Bapo(SavesState[Batches]):
             generated for last.
         at_once (`int`, *optional*, defaults to `32`): The most that a process tries again in a batch.
         every (`int`, *optional*, defaults to `2`): Number of batches from one try of hard prompts to the next.
-        fraction (`float`, *optional*, defaults to `0.5`): Without `replay_refill_rounds`, the share of a batch's
+        fraction (`float`, *optional*, defaults to `0.5`): Without `replay_refill`, the share of a batch's
             prompts whose places they may take.
     """
 
@@ -88,7 +87,7 @@ class Bapo(SavesState[Batches]):
     def trl_replay_attached(self, session: Any) -> None:
         """Tell whether there are further rounds to try them in."""
         if session.prompts is not None:
-            self._rounds[session.prompts] = min(session.config.replay_refill_rounds, 1)
+            self._rounds[session.prompts] = min(session.config.refill.rounds, 1)
 
     @hookimpl
     def trl_replay_inputs(self, groups_of_rows: Sequence[Row], context: InputsContext) -> list[Row] | None:

@@ -139,7 +139,7 @@ class Greso(Skipping, SavesState[Chances]):
     @hookimpl
     def trl_replay_presets(self) -> Iterator[Preset]:
         """GRESO's run: nothing is stored, dead groups are generated again."""
-        settings = {"replay_buffer_size": 0, "replay_refill_rounds": 10, "replay_unfilled": "exclude"}
+        settings = {"replay_buffer_size": 0, "replay_refill": "new(rounds=10)", "replay_unfilled": "exclude"}
         yield Preset(
             "greso",
             settings,

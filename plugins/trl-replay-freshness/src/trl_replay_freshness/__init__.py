@@ -43,8 +43,7 @@ REWARD_HALF_LIFE = Preset(
         "replay_max_fraction": 0.5,
         "replay_buffer_size": 512,
         "replay_scorer": "freshness/abs_reward",
-        "replay_sampler": "freshness/half_life",
-        "replay_sampler_kwargs": {"half_life": 500 * math.log(2)},  # exp(−age / τ) with τ = 500
+        "replay_sampler": f"freshness/half_life(half_life={500 * math.log(2)})",  # exp(−age / τ) with τ = 500
         "replay_evictor": "fifo",
     },
     "|reward| × exp(−age / 500), at most half a batch: in the spirit of FreshPER",

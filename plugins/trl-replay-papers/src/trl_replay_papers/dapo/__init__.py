@@ -11,7 +11,7 @@ from trl_replay import Preset, hookimpl
 
 from ..cards import text_of
 
-SETTINGS = {"replay_buffer_size": 0, "replay_refill_rounds": 10, "replay_unfilled": "exclude"}
+SETTINGS = {"replay_buffer_size": 0, "replay_refill": "new(rounds=10)", "replay_unfilled": "exclude"}
 
 
 @hookimpl

@@ -14,7 +14,7 @@ FIRST, SECOND, THIRD = [LIVE, DEAD, DEAD], [HALF, DEAD], [LIVE]
 
 def test_dead_groups_are_generated_again_until_all_are_live(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards(FIRST, SECOND, THIRD), max_steps=1, trainer_class=Spy)
-    session = trl_replay.attach(trainer, replay_preset="dapo", replay_refill_prompts="same")
+    session = trl_replay.attach(trainer, replay_preset="dapo", replay_refill="same(rounds=10)")
     steps = record(session)
     trainer.train()
     ((_, after),) = steps

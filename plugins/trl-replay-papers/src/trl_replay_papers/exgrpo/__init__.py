@@ -41,13 +41,10 @@ SETTINGS: dict[str, Any] = {
     "replay_sampler": "same_prompt",
     "replay_mixer": "exgrpo/surest",
     "replay_advantages": "joint",
-    "replay_selector": "always",
-    "replay_selector_kwargs": {"share": 1.0},
+    "replay_selector": "always(share=1.0)",
     "replay_record": "forward",
-    "replay_correction": "shaped",
-    "replay_correction_kwargs": {"gamma": 0.1},
-    "replay_start_pass_rate": 0.35,
-    "replay_start": 0,
+    "replay_correction": "shaped(gamma=0.1)",
+    "replay_start": "pass_rate(0.35)",
 }
 
 
@@ -88,13 +85,13 @@ class ExGRPO:
     @hookimpl
     def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterator[str]:
         """The preset names strategies of the plugin `exgrpo`, which would ask prompts again beside another one."""
-        names = [config.replay_preset, config.replay_scorer, config.replay_mixer, *(config.replay_plugins or [])]
+        names = [config.replay_preset, config.replay_scorer, config.replay_mixer, *config.plugins]
         uses_default = any(isinstance(name, str) and name.partition("/")[0] == "exgrpo" for name in names)
-        made_anew = "exgrpo" in (config.replay_plugins_kwargs or {})
+        made_anew = bool(config.plugins.get("exgrpo"))
         if self is not exgrpo and uses_default and not made_anew:
             yield (
                 "An ExGRPO of your own and the plugin 'exgrpo' would both ask prompts again: instead of your own, "
-                "give its arguments, replay_plugins_kwargs={'exgrpo': {'share': …}}."
+                "give its arguments, replay_plugins=['exgrpo(share=…)']."
             )
 
     @hookimpl

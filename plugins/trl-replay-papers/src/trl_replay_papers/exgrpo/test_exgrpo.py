@@ -16,7 +16,7 @@ from trl_replay_papers.exgrpo import SETTINGS, ExGRPO, exgrpo
 
 
 def test_exgrpo_mixes_in_the_correct_row_that_the_policy_was_surest_of(tmp_path: Any) -> None:
-    settings = {"replay_preset": "exgrpo", "replay_correction": "ratio", "replay_start_pass_rate": 0.01}
+    settings = {"replay_preset": "exgrpo", "replay_correction": "ratio", "replay_start": "pass_rate(0.01)"}
     session, watch = train(tmp_path, "joint", settings, scale_rewards="none", loss_type="dr_grpo")
     found = list(mixed_slots(watch))
     assert len(found) > 4

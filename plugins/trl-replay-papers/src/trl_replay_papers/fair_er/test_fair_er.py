@@ -58,7 +58,7 @@ def test_a_share_of_the_buffer_is_kept_for_the_newest_right_groups(
 ) -> None:
     script = ([MOSTLY, LIVE, LIVE], [LIVE, LIVE, LIVE], [LIVE, MOSTLY, LIVE], [LIVE, LIVE, LIVE])
     trainer = make_trainer(tmp_path, Rewards(*script), max_steps=8, num_iterations=2)
-    evictor = {"replay_evictor": "fair_er/keep_right", "replay_evictor_kwargs": {"share": share}}
+    evictor = {"replay_evictor": f"fair_er/keep_right(share={share!r})"}
     session = trl_replay.attach(trainer, replay_preset="fair_er", replay_buffer_size=4, **evictor)
     trainer.train()
     assert sorted(session.buffer.table.serial.tolist()) == kept

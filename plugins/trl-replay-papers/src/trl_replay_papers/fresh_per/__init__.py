@@ -23,8 +23,7 @@ SETTINGS: dict[str, Any] = {
     "replay_scorer": "fresh_per/mean_abs_reward",
     "replay_evictor": "fifo",
     "replay_sampler": "fresh_per/fading",
-    "replay_correction": "per",
-    "replay_correction_kwargs": {"beta": 0.4, "final_beta": 1.0, "updates": 1000},
+    "replay_correction": "per(beta=0.4, final_beta=1.0, updates=1000)",
     "replay_max_fraction": 0.5,
     "replay_start": 0,
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trl_replay import ConfigurationError
+from trl_replay.base.arguments import Named
 from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_groups, make_table
 from trl_replay_papers.fresh_per import SETTINGS, make_fading, mean_abs_reward
@@ -30,9 +31,7 @@ def test_weights_are_pers_with_a_growing_exponent() -> None:
 
     from trl_replay.data.types import ReplayedRows
 
-    correct = (
-        registry().resolve("correction", SETTINGS["replay_correction"], SETTINGS["replay_correction_kwargs"]).make()
-    )
+    correct = registry().resolve("correction", *Named.read(SETTINGS["replay_correction"])).make()
     logps, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
     ages, priorities = torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, 4.0])
     rows = ReplayedRows(logps, logps, logps, mask, torch.ones(2), ages, priorities)

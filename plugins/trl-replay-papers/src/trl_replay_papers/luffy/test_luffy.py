@@ -10,6 +10,7 @@ import torch
 from support import DEAD, LIVE, Rewards, Spy, record
 
 import trl_replay
+from trl_replay.base.arguments import Named
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_trainer
 
@@ -62,9 +63,7 @@ def test_its_weight_is_the_slope_of_the_shaped_ratio(tmp_path: Any) -> None:
     from trl_replay.testing import make_context, make_table
     from trl_replay_papers.luffy import SETTINGS
 
-    correct = (
-        registry().resolve("correction", SETTINGS["replay_correction"], SETTINGS["replay_correction_kwargs"]).make()
-    )
+    correct = registry().resolve("correction", *Named.read(SETTINGS["replay_correction"])).make()
     behavior = torch.zeros(1, 3)  # a teacher whose probabilities count as 1
     logps = torch.tensor([[0.5, 0.1, 0.01]]).log()
     mask = torch.ones(1, 3, dtype=torch.bool)

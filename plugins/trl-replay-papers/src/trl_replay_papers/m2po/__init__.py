@@ -17,8 +17,7 @@ SETTINGS: dict[str, Any] = {
     "replay_scorer": "constant",
     "replay_evictor": "fifo",
     "replay_sampler": "uniform",
-    "replay_correction": "m2po",
-    "replay_correction_kwargs": {"threshold": 0.04},
+    "replay_correction": "m2po(threshold=0.04)",
     "replay_start": 0,
 }
 

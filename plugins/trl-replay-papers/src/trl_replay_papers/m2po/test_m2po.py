@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from trl_replay.base.arguments import Named
 from trl_replay.data.types import ReplayedRows
 from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_table
@@ -15,9 +16,7 @@ from trl_replay_papers.m2po import SETTINGS
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_tokens_farthest_off_are_masked_until_the_second_moment_is_small(seed: int) -> Any:
-    correct = (
-        registry().resolve("correction", SETTINGS["replay_correction"], SETTINGS["replay_correction_kwargs"]).make()
-    )
+    correct = registry().resolve("correction", *Named.read(SETTINGS["replay_correction"])).make()
     generator = torch.Generator().manual_seed(seed)
     drift = torch.randn(4, 8, generator=generator)
     behavior = torch.full((4, 8), -2.0)

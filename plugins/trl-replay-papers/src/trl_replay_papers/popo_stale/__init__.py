@@ -23,8 +23,7 @@ SETTINGS: dict[str, Any] = {
     "replay_buffer_size": 256,
     "replay_scorer": "constant",
     "replay_evictor": "fifo",
-    "replay_sampler": "popo_stale/oldest",
-    "replay_sampler_kwargs": {"least_age": 10},
+    "replay_sampler": "popo_stale/oldest(least_age=10)",
     "replay_correction": "decoupled",
     "replay_start": 0,
 }

@@ -21,7 +21,7 @@ def test_dead_slots_get_the_oldest_groups_of_at_least_this_age(tmp_path: Any) ->
     from replaying import Watch
 
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=5, trainer_class=Spy)
-    settings = {"replay_preset": "popo_stale", "replay_sampler_kwargs": {"least_age": 2}}
+    settings = {"replay_preset": "popo_stale", "replay_sampler": "popo_stale/oldest(least_age=2)"}
     session = trl_replay.attach(trainer, **settings)
     watch = Watch(session, SIZE, trainer._tokenizer.pad_token_id)
     trainer.train()

@@ -21,12 +21,10 @@ Mixer: TypeAlias = Callable[[Table, Ints, Groups, Context], Ints]
 
 CHOICES = ("variance", "reward", "recent", "random")
 SETTINGS: dict[str, Any] = {
-    "replay_sampler": "same_prompt",
-    "replay_sampler_kwargs": {"entries": 2},
+    "replay_sampler": "same_prompt(entries=2)",
     "replay_mixer": "repo/cached",
     "replay_advantages": "split",
-    "replay_selector": "always",
-    "replay_selector_kwargs": {"share": 1.0},
+    "replay_selector": "always(share=1.0)",
     "replay_record": "forward",
     "replay_scorer": "constant",
     "replay_evictor": "prompt_balanced",
@@ -93,14 +91,13 @@ def _order(reward: NDArray[np.float64], by: str, context: Context) -> Ints:
 @hookimpl
 def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
     """Two stored rows are the least that can be normalized among themselves."""
-    given = config.replay_mixer_kwargs
-    rows = given.get("rows") if isinstance(given, dict) else None
+    mixer, given = config.strategy("mixer")
     size = trainer.num_generations
-    if config.replay_mixer == SETTINGS["replay_mixer"] and rows is None and size // 2 < 2:
+    if mixer == SETTINGS["replay_mixer"] and "rows" not in given and size // 2 < 2:
         yield (
             f"'repo/cached' takes half of a group from the cache, with num_generations={size} a single row, which "
             "has no other to be compared with: use num_generations of 4 or more, or set "
-            "replay_mixer_kwargs={'rows': 2}."
+            "replay_mixer='repo/cached(rows=2)'."
         )
 
 

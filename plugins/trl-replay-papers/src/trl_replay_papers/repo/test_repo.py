@@ -71,9 +71,10 @@ def test_rows_that_no_function_scored_are_no_worst_ones(tmp_path: Any) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_groups_of_which_one_row_would_be_cached_are_refused(tmp_path: Any, size: int) -> None:
     trainer = make_trainer(tmp_path, Rewards([[0.0] * size]), num_generations=size, per_device_train_batch_size=size)
-    with pytest.raises(RefusedError, match=f"num_generations={size} a single row"):
-        trl_replay.attach(trainer, replay_preset="repo")
-    trl_replay.attach(trainer, replay_preset="repo", replay_mixer_kwargs={"rows": 2})
+    for mixer in ("repo/cached", "repo/cached(by='reward')"):
+        with pytest.raises(RefusedError, match=f"num_generations={size} a single row"):
+            trl_replay.attach(trainer, replay_preset="repo", replay_mixer=mixer)
+    trl_replay.attach(trainer, replay_preset="repo", replay_mixer="repo/cached(rows=2)")
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,10 @@ SETTINGS: dict[str, Any] = {
     "replay_buffer_size": 4096,
     "replay_scorer": "rlep/pool",
     "replay_evictor": "rlep/first",
-    "replay_sampler": "same_prompt",
-    "replay_sampler_kwargs": {"by": "uniform"},
+    "replay_sampler": "same_prompt(by='uniform')",
     "replay_mixer": "rlep/successes",
     "replay_advantages": "joint",
-    "replay_selector": "always",
-    "replay_selector_kwargs": {"share": 1.0},
+    "replay_selector": "always(share=1.0)",
     "replay_record": "loss",
     "replay_start": 0,
 }
@@ -82,7 +80,7 @@ def make_successes(rows: int = 2, reward: float = 0.5) -> Mixer:
 @hookimpl
 def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
     """The pool comes from a file: that of `rlep`, and that of `luffy`, which has the same scorer."""
-    if config.replay_preset and config.replay_scorer == "rlep/pool" and config.replay_warm_start is None:
+    if config.replay_preset and config.strategy("scorer")[0] == "rlep/pool" and config.replay_warm_start is None:
         yield (
             f"The preset {config.replay_preset!r} replays groups of a file alone: set replay_warm_start to one "
             "(`session.export` writes what a run has solved; prompts, completions and rewards are enough)."
