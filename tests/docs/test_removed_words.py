@@ -22,9 +22,15 @@ REMOVED = {
     "replay_logps_dtype": "nothing: log-probs are stored as float32",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
+CONFIG = "trl_replay/setup/config.py"
 ERRORS: dict[str, set[str]] = {
     r"[`\"']sharded[`\"']|scope[ =]sharded": {"trl_replay/registry.py", "tests/trainer/test_mistakes.py"},
     r"replay_[a-z]+_kwargs": {"tests/trainer/test_mistakes.py"},
+    "start_pass_rate": {CONFIG, "tests/trainer/test_mistakes.py"},
+    "replay_refill_(rounds|prompts|until)": {CONFIG},
+    "warm_start_columns": {CONFIG},
+    "replay_seed": {CONFIG, "tests/trainer/test_mistakes.py"},
+    "replay_logps_dtype": {CONFIG},
 }
 """By pattern: files with an error that is for those who still use it, and names the new way."""
 FOLDERS = ("benchmarks", "docs", "examples", "plugins", "tests", "trl_replay")

@@ -191,6 +191,11 @@ PYTHON = {
         attach(replay_correction="truncated", replay_correction_kwargs={"cap": 3.0}),
         ["replay_correction_kwargs", "in parentheses: replay_correction='name(argument=value)'"],
     ),
+    "a seed of its own": (attach(replay_seed=3), ["'replay_seed'", "Replay draws by the trainer's seed."]),
+    "a start by two settings": (
+        attach(replay_start_pass_rate=0.35),
+        ["'replay_start_pass_rate'", "replay_start='pass_rate(0.35)'"],
+    ),
     "arguments as there were, in a config": (
         lambda desk: trl_replay.ReplayConfig(replay_plugins_kwargs={"bapo": {"high": 0.2}}),
         ["ReplayConfig has no setting 'replay_plugins_kwargs'", "replay_plugins=['name(argument=value)']"],

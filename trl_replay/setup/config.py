@@ -412,7 +412,19 @@ def _instead_of(name: str) -> str:
     if setting != name and setting in RULES:
         text = "name(argument=value)"
         return f"Arguments stand in parentheses: {setting}={[text] if setting == 'replay_plugins' else text!r}."
-    return ""
+    return INSTEAD.get(name, "")
+
+
+INSTEAD = {
+    "replay_start_pass_rate": "Write replay_start='pass_rate(0.35)'.",
+    "replay_refill_rounds": "Write replay_refill='new(rounds=2)'.",
+    "replay_refill_prompts": "Write replay_refill='new(rounds=2)' or 'same(rounds=2)'.",
+    "replay_refill_until": "Write replay_refill='new(rounds=2, until=0.8)'.",
+    "replay_seed": "Replay draws by the trainer's seed.",
+    "replay_logps_dtype": "Log-probs are stored as float32.",
+    "replay_warm_start_columns": "Rename the columns with datasets.",
+}
+"""Of settings that there were: what to write now."""
 
 
 RULES: dict[str, Rule] = {
