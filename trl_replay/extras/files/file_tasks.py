@@ -82,11 +82,11 @@ class FileTasks:
         return {key: number for of_prompt in self._by_prompt.values() for key, number in of_prompt.items()}
 
     @cached_property
-    def prompt_form(self) -> type | None:
-        """`list` where the dataset's prompts are messages, `str` where they are texts; None where that is not
-        known."""
-        prompt = self._dataset.row(0).get("prompt") if self._dataset.size else None
-        return type(prompt) if isinstance(prompt, str | list) else None
+    def first_prompt(self) -> Any:
+        """The dataset's first prompt, text or messages; None where that is not known."""
+        with suppress(SeamError):
+            return self._dataset.row(0).get("prompt") if self._dataset.size else None
+        return None
 
     def lacking(self, made: Mapping[str, Any]) -> list[str]:
         """Return the dataset's columns that an input lacks."""

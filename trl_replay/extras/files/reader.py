@@ -6,12 +6,14 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import compat
+from ...buffer.replay_buffer import NOT_FINITE
 from ...data.counters import Tally
 from ...data.tasks import Tasks
 from ...data.types import Floats
@@ -149,12 +151,14 @@ class Reader:
             return lambda row: _numbers(row, self._rewards)
         if "reward" in used and len(self._rewards) == 1 and not used.intersection(self._rewards):
             return _one_reward
-        wanted = ", ".join(map(repr, self._rewards))
-        single = " or 'reward'" if len(self._rewards) == 1 else ", a column for each reward function"
+        single = ["reward"] if len(self._rewards) == 1 else []
+        lacking = ", ".join(repr(one) for one in [*self._rewards, *single] if one not in used)
+        logged = {one: f"reward/{one}" for one in self._trainer.reward_func_names if one in columns}
+        rename = f"rename_columns({logged})" if logged else "rename_column(…)"
         raise ReplayError(
-            f"{name} has no {wanted}{single}: its columns are {', '.join(map(repr, columns))}. Rename the column "
-            "(dataset.rename_column), or let the trainer's functions score the rows: rescore=True of session.add, "
-            "replay_warm_start_rescore=True."
+            f"{name} lacks rewards in {lacking}: its columns are {', '.join(map(repr, columns))}. Name a column for "
+            f"each reward function (dataset.{rename}), or let the trainer's functions score the rows: rescore=True "
+            "of session.add, replay_warm_start_rescore=True."
         )
 
     def _with_texts(self, row: Row, own_ids: bool) -> Row:
@@ -205,11 +209,19 @@ class Reader:
             _move_mask(told)
         else:
             prompt = self._tokens.prompt(row["prompt"])
+            if isinstance(row["prompt"], str) and self._opening_ends not in (None, *prompt[-1:]):
+                raise RowError("its prompt is text, and the dataset's are messages, which the chat template wraps")
             cut_off = bool(row.get("is_truncated"))
             completion, tool_mask = self._tokens.completion(row["prompt"], prompt, row["completion"], cut_off)
             if tool_mask is not None:
                 told["tool_mask"] = np.array(tool_mask, np.float32)
         return np.asarray(prompt).astype(np.int32), np.asarray(completion).astype(np.int32), told
+
+    @cached_property
+    def _opening_ends(self) -> int | None:
+        """The token after which the model answers messages; None where the dataset has none, or it is not known."""
+        prompt = None if compat.has_environments(self._trainer) else self.tasks.first_prompt
+        return self._tokens.prompt(prompt)[-1] if isinstance(prompt, list) else None
 
     def _parts(self, rows: RolloutGroup, incomplete: str, rng: np.random.Generator) -> Iterator[RolloutGroup]:
         """Parts of `num_generations` rows. What is left over is refused, or filled up with rows of its own."""
@@ -235,6 +247,8 @@ class Reader:
             reason = "completions of it have several rows (forked conversations), and here each has one"
         elif whole and not np.isfinite([value for value in advantages if value is not None]).all():
             reason = "an advantage is not finite"
+        elif any(np.isinf(one.told.get(compat.SAMPLING_LOGPS, one.mask))[one.mask > 0].any() for one in group):
+            reason = NOT_FINITE
         elif all(one.masked for one in group):
             reason = "all of its rows are masked"
         if reason:

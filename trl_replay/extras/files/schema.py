@@ -53,7 +53,7 @@ def checked(given: Any, label: str, vocabulary: int) -> Row:
     """
     if not isinstance(given, Mapping):
         raise ReplayError(
-            f"{label} is {_show(given)}, not a mapping: of a table, give datasets.Dataset.from_pandas(table)."
+            f"{label} is {shown(given)}, not a mapping: of a table, give datasets.Dataset.from_pandas(table)."
         )
     ids = {f"{name}_ids": given[name] for name in TEXTS if _is_list_of_ids(given.get(name))}
     row: Row = {**given, **ids}
@@ -179,6 +179,8 @@ def has_images(row: Row) -> bool:
 
 def _text_fault(value: Any) -> str | None:
     """Return the fault in a prompt or a completion."""
+    if are_numbers(value, 0):
+        return "is a number: CSV holds no text that looks like one, so give JSONL or Parquet"
     if not isinstance(value, str) and not _are_messages(value):
         return "is neither text nor messages"
     if isinstance(value, str) and WRITTEN_OUT.match(value):
@@ -224,9 +226,10 @@ def _are_ids(value: Any, vocabulary: int) -> bool:
 
 
 def _refusal(label: str, name: str, value: Any, reason: str) -> ReplayError:
-    return ReplayError(f"{label} has {name}={_show(value)}, which {reason}.")
+    return ReplayError(f"{label} has {name}={shown(value)}, which {reason}.")
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """A value as errors show it."""
+    text = repr(value.tolist() if isinstance(value, np.ndarray) else value)
     return text if len(text) <= CHARACTERS_SHOWN else f"{text[:CHARACTERS_SHOWN]}…"

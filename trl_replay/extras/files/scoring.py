@@ -138,8 +138,8 @@ def _as_generated(trainer: Any, tasks: FileTasks, given: Sequence[Rollout]) -> A
                 "functions read none)."
             )
         prompt = one.inputs["prompt"]
-        if tasks.prompt_form is not None and not isinstance(prompt, tasks.prompt_form):
-            shown, wanted = ("text", "messages") if tasks.prompt_form is list else ("messages", "text")
+        if tasks.first_prompt is not None and isinstance(prompt, str) != isinstance(tasks.first_prompt, str):
+            shown, wanted = ("text", "messages") if isinstance(prompt, str) else ("messages", "text")
             raise ReplayError(
                 f"{one.label} can't be scored: its prompt is {shown}, and the dataset's are {wanted}: reward "
                 f"functions get {wanted}."

@@ -104,9 +104,9 @@ class Files:
         if self._ranks > 1:
             self._session.roll_call("add", "adding groups to its buffer")
         tally, reasons = Tally(), Counter[str]()
+        groups = self._read(source, incomplete, rescore, tally)
         before, undo = set(buffer), buffer.remember()
         try:
-            groups = self._read(source, incomplete, rescore, tally)
             stay = self._staying(groups, offers)
             if self._scores:
                 for piece in self._pieces(groups, stay):
@@ -116,10 +116,11 @@ class Files:
         except BaseException:
             undo()
             raise
+        without = len(groups) - len({number for of_rank in stay for number in of_rank})
+        tally.note(without, "a group of a file found no room (replay_buffer_size)")
         buffer.totals.add(tally, batches=0)
         count = len(set(buffer) - before)
         buffer.rules.limiter.prefilled |= count > 0
-        without = len(groups) - len({number for of_rank in stay for number in of_rank})
         if trainer.accelerator.is_main_process:
             self._tell(name, count, without, len(groups), tally.reasons + reasons)
         return count
@@ -307,7 +308,7 @@ class Files:
             groups, update=groups.update - 1, origin=_origins(piece.scope)
         )  # old enough for the next batch
         enters = np.array(piece.enters)
-        alike = enters & groups.dead & (not self._may_be_alike)
+        alike = enters & groups.dead & groups.trains.any(axis=1) & (not self._may_be_alike)
         solved = enters & ~alike & self._buffer.solved(groups)
         tally.refuse(int(alike.sum()), ALIKE)
         tally.refuse(int(solved.sum()), SOLVED)

@@ -11,7 +11,7 @@ from typing import Any
 from ...base.data_files import are_paths, data_files
 from ...errors import ReplayError
 from .file_tasks import IN_JSON
-from .schema import FINGERPRINT, compact
+from .schema import FINGERPRINT, compact, shown
 
 GIVEN = "the rows given"
 """Name in errors of what is no file."""
@@ -56,7 +56,7 @@ def read_sources(source: Any) -> list[Source]:
             raise ReplayError(f"{source_name(source)} can't be read: {error}.") from None
         return [_read(path) for path in files]
     if not isinstance(source, Iterable) or isinstance(source, Mapping):
-        raise ReplayError(f"{source!r} can't be read: give a path, a Dataset, or rows as mappings.")
+        raise ReplayError(f"{shown(source)} can't be read: give a path, a Dataset, or rows as mappings.")
     return [Source(GIVEN, list(source))]
 
 

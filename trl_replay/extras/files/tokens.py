@@ -88,10 +88,6 @@ class Tokens:
             made = self._of_messages(prompt_ids, cleaned(completion), end)
         return made if cut_off else self._fitting(made, end)
 
-    def is_cut_off(self, ids: Any) -> bool:
-        """Tell whether a completion has no end, as TRL does where it masks such rows."""
-        return int(ids[-1]) not in {*self._stops, self._tokenizer.pad_token_id}
-
     @cached_property
     def ending(self) -> list[int]:
         """What the chat template puts after an answer, as far as the model says it; the tokenizer's end token where
