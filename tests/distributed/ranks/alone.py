@@ -245,7 +245,7 @@ def adding_too_many(case):
     rows = [{**row, "prompt": f"{number}-1="} for number in range(6) for row in TEACHER]
 
     def add():
-        with mock.patch.object(compat, "with_old_logps", side_effect=compat.with_old_logps) as computed:
+        with mock.patch.object(compat, "forward_logps", side_effect=compat.forward_logps) as computed:
             case.session.add(rows)
         forwards.append(computed.call_count)
         return case.session.buffer.table.row_logp.ravel().tolist()
