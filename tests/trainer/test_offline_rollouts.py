@@ -181,7 +181,8 @@ def test_a_row_without_the_datasets_columns_finds_its_task_by_its_prompt_unless_
 
 THINKS = (
     "{{ '<bos>' }}{% for m in messages %}{{ '<turn>' + m['role'] + ' ' }}"
-    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think>' + m.get('reasoning_content', '') + '</think>' }}{% endif %}{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' and loop.last %}"
+    "{{ '<think>' + m.get('reasoning_content', '') + '</think>' }}{% endif %}{{ m['content'] }}"
     "{% for call in m.get('tool_calls') or [] %}{{ 'call ' + call['function']['name'] }}{% endfor %}{{ '<end>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<turn>assistant ' }}{% endif %}"
 )

@@ -49,9 +49,6 @@ class Newcomer(NamedTuple):
     """The rank that holds its payload, if that is known by now."""
     payload: Group | None = None
     """The payload, if it is here; the rest follows by `receive`."""
-    rewards: Floats | None = None
-    """`(G, functions)`: raw rewards of the trainer's functions, where its numbers have others; NaN where its file does
-    not name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +300,7 @@ class ReplayBuffer:
             "keys": np.array([store.keyset(newcomer.keys) for newcomer in newcomers], np.int64),
             "owner": np.array([newcomer.owner for newcomer in newcomers], np.int64),
         }
-        rewards = [
-            own if newcomer.rewards is None else newcomer.rewards
-            for own, newcomer in zip(groups.rewards, newcomers, strict=True)
-        ]
-        columns = _columns(groups, np.stack(rewards) if rewards else groups.rewards)
-        rows = store.append({**told, **columns}, context.rng)
+        rows = store.append({**told, **_columns(groups)}, context.rng)
         try:
             hooks.admitted(self.table, rows, groups, context)
             left = self.trim()
@@ -341,7 +333,7 @@ class ReplayBuffer:
         columns = {"serial": serials, "score": score, "nbytes": unknown, "keys": unknown, "owner": unknown}
         stored = np.isfinite(score)
         try:
-            every = {**columns, **_columns(groups, groups.rewards)}
+            every = {**columns, **_columns(groups)}
             self._store.append({name: values[stored] for name, values in every.items()}, context.rng)
             self.trim()
             return np.asarray(self.table.rows_of(serials) >= 0)
@@ -566,14 +558,8 @@ def _mean_logps(sums: Floats, tokens: Ints) -> Floats:
     return np.where(tokens > 0, sums / np.maximum(tokens, 1), np.nan)
 
 
-def _columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
-    """What the table has of groups' numbers.
-
-    Args:
-        groups ([`Groups`]): With their behavior log-probs.
-        rewards (`(n, G, functions)`): Of the trainer's functions.
-    """
-    unnamed = np.asarray(np.isnan(rewards).all(axis=(1, 2)))[:, None] & ~groups.failed
+def _columns(groups: Groups) -> dict[str, NDArray[Any]]:
+    """What the table has of groups' numbers."""
     logps = _logps(groups)
     return {
         "update": groups.update,
@@ -583,8 +569,7 @@ def _columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
         "items": groups.counted.sum(axis=1),
         "prompt": groups.prompt,
         "origin": groups.origin,
-        "row_rewards": rewards,
-        "row_other_reward": np.where(unnamed, groups.total, np.nan),
+        "row_rewards": groups.rewards,
         "row_advantage": groups.advantages,
         "row_logp": _mean_logps(logps, groups.trainable),
         "row_length": groups.lengths,

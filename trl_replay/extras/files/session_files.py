@@ -207,7 +207,7 @@ class Files:
 
     def _staying(self, groups: Sequence[RolloutGroup], offers: bool) -> list[list[int]]:
         """Of each process, the groups that its buffer will have room for."""
-        rank = self._session.communicator.rank
+        rank = int(self._trainer().accelerator.process_index)
         one_buffer = self._components.scope.division.one_buffer
         mine = list(range(len(groups)) if one_buffer else range(rank, len(groups), self._ranks))
 
@@ -244,7 +244,8 @@ class Files:
 
     def _pieces(self, groups: Sequence[RolloutGroup], stay: Sequence[Sequence[int]]) -> Iterator[Piece]:
         """As many groups at once as the trainer scores at once, as many on each process."""
-        trainer, ranks, rank = self._trainer(), self._ranks, self._session.communicator.rank
+        trainer, ranks = self._trainer(), self._ranks
+        rank = int(trainer.accelerator.process_index)
         each = max(compat.local_rows(trainer) // self._size, 1)
         one_buffer = self._components.scope.division.one_buffer
         lists = [list(stay[0][number::ranks]) for number in range(ranks)] if one_buffer else stay
