@@ -14,6 +14,7 @@ REMOVED = {
     "judged? (anew|again)|rejudg": "groups of another reward rule leave",
     "corrections_of_papers|sampler_order|ordered_?source": "the core names no plugin, and new prompts are random",
     r"[`\"']sharded[`\"']|scope[ =]sharded": "`gathered`",
+    "row_other_reward": "each row has the rewards of the trainer's functions",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
 ERRORS: dict[str, set[str]] = {
