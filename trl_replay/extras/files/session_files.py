@@ -248,11 +248,14 @@ class Files:
         rank = int(trainer.accelerator.process_index)
         each = max(compat.local_rows(trainer) // self._size, 1)
         one_buffer = self._components.scope.division.one_buffer
-        lists = [list(stay[0][number::ranks]) for number in range(ranks)] if one_buffer else stay
         total = len({number for of_rank in stay for number in of_rank})
         with tqdm(total=total, desc="A file's groups", disable=not total or trainer.args.disable_tqdm) as bar:
-            for start in range(0, max(map(len, lists), default=0), each):
-                parts = [list(of_rank[start : start + each]) for of_rank in lists]
+            for start in range(0, max(map(len, stay)), each * ranks if one_buffer else each):
+                parts = [list(of_rank[start : start + each]) for of_rank in stay]
+                if one_buffer:  # dealt in the file's order
+                    piece = stay[0][start : start + each * ranks]
+                    most = -(-len(piece) // ranks)
+                    parts = [list(piece[most * number : most * (number + 1)]) for number in range(ranks)]
                 width = max(map(len, parts))
                 filler = next(part[0] for part in parts if part)
                 filled = [part + [filler] * (width - len(part)) for part in parts]
