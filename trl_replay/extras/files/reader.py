@@ -226,6 +226,9 @@ class Reader:
     def _parts(self, rows: RolloutGroup, incomplete: str, rng: np.random.Generator) -> Iterator[RolloutGroup]:
         """Parts of `num_generations` rows. What is left over is refused, or filled up with rows of its own."""
         size, whole = self._size, len(rows) // self._size * self._size
+        if any(one.row.get("forked") for one in rows):
+            self._tally.refuse(1, "completions of it have several rows (forked conversations), and here each has one")
+            return
         yield from (rows[start : start + size] for start in range(0, whole, size))
         rest = rows[whole:]
         if rest and incomplete == "resample":
@@ -243,8 +246,6 @@ class Reader:
         reason = ""
         if any(has_images(one.row) and not ({"image", "images"} & one.inputs.keys()) for one in group):
             reason = "it has images, and neither its file nor the dataset holds them"
-        elif any(one.row.get("forked") for one in group):
-            reason = "completions of it have several rows (forked conversations), and here each has one"
         elif whole and not np.isfinite([value for value in advantages if value is not None]).all():
             reason = "an advantage is not finite"
         elif any(np.isinf(one.told.get(compat.SAMPLING_LOGPS, one.mask))[one.mask > 0].any() for one in group):
