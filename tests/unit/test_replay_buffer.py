@@ -67,15 +67,6 @@ def test_a_group_that_alone_is_too_large_is_refused():
     assert tally.reasons == {"a group was refused: it alone is larger than replay_max_bytes": 1}
 
 
-def test_188_rewards_in_one_newcomer_are_not_given_to_others():
-    buffer = buffer_of()
-    groups = make_groups([LIVE, [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
-    own = np.full((4, 1), 0.5)
-    newcomers = [Newcomer(serial, rewards=own if serial == 1 else None) for serial in buffer.take_serials(3)]
-    buffer.extend(groups, newcomers)
-    assert buffer.table.row_rewards[:, :, 0].tolist() == [LIVE, [0.5] * 4, [0.0, 0.0, 1.0, 0.0]]
-
-
 @pytest.mark.parametrize("serials", [(3, 3), (0, 4)])
 def test_188_a_serial_that_comes_twice_is_refused(serials):
     buffer = buffer_of()

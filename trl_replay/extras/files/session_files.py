@@ -208,7 +208,7 @@ class Files:
     def _staying(self, groups: Sequence[RolloutGroup], offers: bool) -> list[list[int]]:
         """Of each process, the groups that its buffer will have room for."""
         rank = int(self._trainer().accelerator.process_index)
-        one_buffer = self._components.scope.division.one_buffer
+        one_buffer = self._components.scope.one_buffer
         mine = list(range(len(groups)) if one_buffer else range(rank, len(groups), self._ranks))
 
         def choose() -> list[int]:
@@ -247,7 +247,7 @@ class Files:
         trainer, ranks = self._trainer(), self._ranks
         rank = int(trainer.accelerator.process_index)
         each = max(compat.local_rows(trainer) // self._size, 1)
-        one_buffer = self._components.scope.division.one_buffer
+        one_buffer = self._components.scope.one_buffer
         total = len({number for of_rank in stay for number in of_rank})
         with tqdm(total=total, desc="A file's groups", disable=not total or trainer.args.disable_tqdm) as bar:
             for start in range(0, max(map(len, stay)), each * ranks if one_buffer else each):
