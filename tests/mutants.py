@@ -85,6 +85,7 @@ ALSO = {
         "trainer/test_loss_corrections.py",
         "trainer/test_replay_iterations.py",
     ),
+    "extras/files/rollouts.py": ("trainer/test_offline_rollouts.py",),
     "trainer/seam.py": ("trainer/test_attachment.py", "trainer/test_completions_table.py"),
 }
 """Test files with other names."""
@@ -104,6 +105,10 @@ class Named(NamedTuple):
 
 
 NAMED = (
+    Named(
+        "what a trainer made of rows from elsewhere is not compared with them", "extras/files/rollouts.py",
+        "        if as_many and all(", "        if as_many or all(",
+    ),
     Named(
         "nothing retires entries when a batch settles", "buffer/replay_buffer.py",
         "            spent |= entries", "            pass",

@@ -551,24 +551,11 @@ def reference_parameters(trainer: Any) -> list[Any]:
     return [parameter for name, parameter in model.named_parameters() if trained.isdisjoint(name.split("."))]
 
 
-def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with old log-probs, from one no-grad forward where TRL left them out: for losses that go around
-    `LOGPS`."""
-    if OLD_LOGPS in batch:
-        return batch
-    return {**batch, OLD_LOGPS: _forward(trainer, trainer.model, batch)}
-
-
 def awaits_its_engine(trainer: Any) -> bool:
     """Return whether DeepSpeed's ZeRO 3 has sharded the model while it was loaded, and nothing can put it together for
     a forward yet: the trainer makes DeepSpeed's engine when training begins."""
     sharded = any(hasattr(parameter, "ds_id") for parameter in trainer.model.parameters())
     return sharded and getattr(trainer, "deepspeed", None) is None
-
-
-def computes_logps(trainer: Any) -> bool:
-    """Tell whether the trainer computes log-probs outside its loss: the asynchronous one does not."""
-    return hasattr(trainer, LOGPS)
 
 
 def forward_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor | None:
@@ -580,20 +567,6 @@ def forward_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor | None:
 
     with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
         return _forward(trainer, trainer.model, batch)
-
-
-def with_reference_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with the log-probs of this trainer's reference model, where it uses any (`beta`)."""
-    without = {key: value for key, value in batch.items() if key != REF_LOGPS}
-    if not trainer.beta:
-        return without
-    if trainer.ref_model is not None:
-        return {**without, REF_LOGPS: _forward(trainer, trainer.ref_model, batch)}
-    from trl.trainer.grpo_trainer import use_adapter
-
-    model = trainer.accelerator.unwrap_model(trainer.model)  # as TRL does: the adapter's copy, or the base model
-    with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
-        return {**without, REF_LOGPS: _forward(trainer, trainer.model, batch)}
 
 
 def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -750,18 +723,71 @@ def is_async(function: Any) -> bool:
     return bool(is_async_callable(function))
 
 
+WHILE_SCORING_OTHERS: dict[str, Any] = {
+    "tools": [],  # no calls run: what tools said is in the rows
+    "use_vllm": False,  # no weights are synced for generation, and no ratio is computed without log-probs
+    "environments": None,  # no episode begins
+    "environment_factories": None,
+    "environment_factory": None,  # its name before TRL 1.16
+}
+"""Attributes of the trainer, and what they are while it scores what it did not generate."""
+
+
 @contextmanager
-def unlogged(trainer: Any) -> Iterator[None]:
-    """Keep what reward functions log out of the trainer's log and table of completions, which fit its own batches."""
-    pending = [getattr(trainer, name, None) for name in ("_pending_extra_logs", "_pending_metrics")]
-    before = [{key: list(values) for key, values in (columns or {}).items()} for columns in pending]
+def unnoticed(trainer: Any, instead: Mapping[str, Any]) -> Iterator[None]:
+    """Let the trainer score what it did not generate, as in training but without dropout: neither its log, its table
+    of completions, its counters, nor a global generator notices.
+
+    Args:
+        trainer (`trl.GRPOTrainer`): Is as it was afterwards.
+        instead (`Mapping[str, Any]`): Attributes of it meanwhile, those alone that it has.
+    """
+    import random
+
+    import numpy as np
+    import torch
+
+    log = {"_metrics": {"train": defaultdict(list), "eval": defaultdict(list)}, "_logs": copy_of_logs(trainer)}
+    pending: dict[str, Any] = {"_pending_extra_logs": defaultdict(list), "_pending_metrics": defaultdict(list)}
+    changed = {name: value for name, value in {**log, **pending, **instead}.items() if hasattr(trainer, name)}
+    before = {name: trainer.__dict__[name] for name in changed if name in trainer.__dict__}
+    seen, model, device = trainer.state.num_input_tokens_seen, trainer.model, trainer.accelerator.device
+    modes = [(module, module.training) for module in model.modules()]
+    generators = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            trainer.__dict__.update(changed)
+            model.eval()
+            model.training = True  # by which the trainer tells a batch to train on; its layers stay in evaluation
+            yield
     finally:
-        for columns, kept in zip(pending, before, strict=True):
-            if columns is not None:
-                columns.clear()
-                columns.update(kept)
+        for name in changed.keys() - before.keys():
+            del trainer.__dict__[name]
+        trainer.__dict__.update(before)
+        trainer.state.num_input_tokens_seen = seen
+        for module, mode in modes:
+            module.training = mode
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+
+
+def copy_of_logs(trainer: Any) -> dict[str, Any]:
+    """Return a copy of the table of completions, to be written to in its place."""
+    return {
+        name: defaultdict(held.default_factory, {key: value.copy() for key, value in held.items()})
+        if isinstance(held, defaultdict)
+        else held.copy()
+        for name, held in completions_table(trainer).items()
+    }
+
+
+def own_generation(trainer: Any) -> str:
+    """Name the first method of generating or scoring that is not TRL's own; empty if all are."""
+    for name in ("_generate", SCORE, "_generate_single_turn"):
+        owner = next(base for base in type(trainer).__mro__ if name in base.__dict__)
+        if not owner.__module__.startswith("trl."):
+            return f"{owner.__qualname__}.{name}"
+    return ""
 
 
 def has_tools(trainer: Any) -> bool:

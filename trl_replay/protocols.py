@@ -166,7 +166,7 @@ class SessionFiles(Protocol):
     def warm_start(self, again: bool = False) -> None:
         """Fill the buffer from `replay_warm_start`, once in the life of a run, and again where its groups left."""
 
-    def add(self, source: Any, incomplete: str, columns: Mapping[str, str] | None, rescore: bool) -> int:
+    def add(self, source: Any, incomplete: str, rescore: bool) -> int:
         """Add groups made elsewhere; return their number."""
 
     def entry(self, serial: int) -> Entry:

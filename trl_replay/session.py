@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import REFERENCE, RULE, AdvantageRule
 from .data.counters import SETTLED, Tally
 from .data.prompt_table import PromptTable
-from .data.types import Batch, Entry, Group, Placement, Row
+from .data.types import Batch, Entry, Group, Groups, Placement, Row
 from .distributed.communicator import Agreed, Communicator
 from .distributed.decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.roll_call import roll_call_of
@@ -442,6 +442,30 @@ class Session:
         self.communicator.agree(rows, Decision)  # what failed while payload moved
         self.totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
 
+    def keep(self, batch: Batch, choose: Callable[[Groups], tuple[Groups, list[int]]]) -> Tally:
+        """A scored batch enters the buffer: nothing of it is trained on, and nothing in it is replaced.
+
+        Args:
+            batch (`dict`): As TRL returned it, with log-probs.
+            choose (`Callable`): Of its groups, gives them as they are to be stored, and which of them are.
+
+        Returns:
+            What was counted.
+        """
+        count = batch["prompt_ids"].size(0)
+        rows = self._share_columns(batch, count, None)
+        fresh = self._fresh(self._judge(batch, rows, None))
+        pending = PendingGroups(fresh.groups, [])
+        with self.components.errors.keeping():
+            groups, slots = choose(fresh.groups)
+            pending = PendingGroups(groups, collect(replace(fresh, groups=groups), slots, self.components))
+        rows = self._share_columns(None, count, pending)
+        agreed = self.communicator.agree(rows, partial(self._settle, rows, pending), serials_of(pending))
+        self.communicator.move(rows, agreed.decision)
+        self.communicator.agree(rows, Decision)  # what failed while payload moved
+        self.totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
+        return agreed.decision.tally
+
     def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Decision:
         """Decide what is left at the end of training."""
         tally = Tally()
@@ -529,31 +553,28 @@ class Session:
         with_count = count_items(composed, total, size, told)
         return with_reference({**with_count, ROWS: ids}, reference_of(fresh, plan))
 
-    def add(
-        self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None, rescore: bool = False
-    ) -> int:
-        """Add groups made elsewhere, on every process: another run's, a stronger model's, a person's.
+    def add(self, source: Any, incomplete: str = "refuse", rescore: bool = False) -> int:
+        """Add groups made elsewhere, on every process: another run's, a stronger model's, a person's. The trainer
+        scores them as its own.
 
         Args:
-            source (`Any`): Paths of files, folders, or patterns, one or a list; or rows, as mappings, a `Dataset`, or
-                a `DataFrame`, with `prompt` and `completion`: docs/files.md lists all columns. All processes get the
-                same.
+            source (`Any`): What `datasets.load_dataset` reads: a path, a pattern, or a list of these; or rows, as a
+                `Dataset` or mappings. One row is one completion, with the columns `prompt` and `completion` (texts,
+                messages, or ids), those of the trainer's dataset, and `reward`, or `reward/NAME` for each reward
+                function: docs/files.md. All processes get the same.
             incomplete (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows;
                 `"resample"` fills them up with rows of their own.
-            columns (`Mapping[str, str]`, *optional*): What columns stand for that have other names:
-                `{"question": "prompt"}`.
-            rescore (`bool`, *optional*, defaults to `False`): Whether the trainer's reward functions score rows that
-                have a reward, too. Rows without one are scored in any case.
+            rescore (`bool`, *optional*, defaults to `False`): Whether the trainer's reward functions score all rows.
 
         Returns:
             How many groups are in the buffer now that were not before.
 
         Raises:
-            ReplayError: The rows can't be used, or the session is not attached.
+            ReplayError: The rows can't be used, the trainer makes others of them, or the session is not attached.
         """
         if self.detached or not self.enabled:
             raise ReplayError(NOT_ATTACHED)
-        return self.files.add(source, incomplete, columns, rescore)
+        return self.files.add(source, incomplete, rescore)
 
     def entry(self, serial: int) -> Entry:
         """Read an entry of the buffer, as texts and numbers.
@@ -646,13 +667,17 @@ class Session:
         and whether the reward rule is another one. If the reference model of any process has changed since the last
         batch, groups that hold its log-probs leave everywhere, those that wait included."""
         self._forget_longer()
+        rows = self._share_columns(batch, count, self.carry.pending)
+        return self.carry.take(), rows
+
+    def _share_columns(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
         changed = 0
         with self.components.errors.keeping():
             changed = (REFERENCE * self.has_other_reference()) | (RULE * self.decisions.has_other_rule())
-        rows = self.communicator.share(batch, count, self.carry.pending, changed)
+        rows = self.communicator.share(batch, count, pending, changed)
         if (rows.columns["changed"] & REFERENCE).any():
             self.forget_reference()
-        return self.carry.take(), rows
+        return rows
 
     def _forget_longer(self) -> None:
         """Groups leave that are longer than completions may be now, if that is less than before."""

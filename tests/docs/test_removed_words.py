@@ -17,9 +17,10 @@ REMOVED = {
     r"replay_[a-z]+_kwargs": '`replay_sampler="proportional(alpha=0.5)"`, or `replay_plugins=["greso(target=0.4)"]`',
     "start_pass_rate": '`replay_start="pass_rate(0.35)"`',
     "replay_refill_(rounds|prompts|until)": '`replay_refill="new(rounds=2, until=0.8)"`, or `"same(rounds=2)"`',
-    "warm_start_columns": "rename columns with `datasets`, or `session.add(…, columns={'question': 'prompt'})`",
+    "warm_start_columns": "rename columns with `datasets`",
     "replay_seed": "`seed` of `GRPOConfig`",
     "replay_logps_dtype": "nothing: log-probs are stored as float32",
+    "row_other_reward": "each row has the rewards of the trainer's functions",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
 CONFIG = "trl_replay/setup/config.py"

@@ -181,7 +181,8 @@ def test_115_a_files_advantages_of_tokens_are_refused(queued):
         for row in range(SIZE)
     ]  # fmt: skip
     session = queued(all_live).session
-    assert session.add(rows) == 0
+    with pytest.warns(UserWarning, match="No group of the rows given was added"):
+        assert session.add(rows) == 0
     assert any("its tokens have advantages of their own" in reason for reason in session.totals.reasons)
 
 

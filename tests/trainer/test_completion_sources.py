@@ -142,22 +142,12 @@ def test_144_the_ratio_of_a_files_log_probs_is_the_trainers_own(tmp_path: Any, m
 
 
 def test_144_ratios_of_tokens_serve_no_mode_of_sequences(tmp_path: Any) -> None:
-    """Of a run in another mode, the ratios are computed anew; without the sampler's log-probs they can't be."""
+    """Of a run in another mode, the ratios are computed anew."""
     first = train(sampled(tmp_path / "first", "token_truncate")).session
     path = str(first.export(tmp_path / "groups.parquet"))
     run = train(sampled(tmp_path / "second", "sequence_mask", [DEAD] * 3), replay_warm_start=path)
     session = run.session
     assert all(session.buffer.load(serial).tensors[RATIO].shape == (4, 1) for serial in session.buffer)
-    row = {
-        "prompt": "1=",
-        "completion": "12",
-        "prompt_ids": [4],
-        "completion_ids": [4, 5],
-        "old_per_token_logps": [-1.0, -1.0],
-        RATIO: [1.0, 1.1],
-    }
-    with pytest.raises(trl_replay.ReplayError, match="sampling_per_token_logps"):
-        session.add([{**row, "reward": float(number == 0)} for number in range(4)])
 
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}

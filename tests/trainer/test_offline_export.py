@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from datasets import load_dataset
 from replaying import build as build_checked
 from resuming import build, digits, group_hash, train
 from support import DEAD, HALF, LIVE, Rewards, masked_rollout, record
-from teacher import rows
 
 import trl_replay
 from trl_replay import ReplayError
@@ -133,10 +131,14 @@ def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path):
     assert "tool_mask" in one.load(one.held()[0]).tensors
 
 
-@pytest.mark.filterwarnings("ignore:The advantages in")  # the function here has another name
 def test_a_warm_started_run_replays_from_its_second_batch_on(exported, tmp_path):
     *_, path = exported
-    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
+
+    def nothing(completions, **_):
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(tmp_path, [nothing, nothing], max_steps=3)
+    trainer.reward_func_names = ["digits", "second"]
     with trl_replay.attached(trainer, replay_warm_start=str(path)) as session:
         steps = record(session)
         trainer.train()
@@ -168,31 +170,24 @@ def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported, tmp_pa
     assert set(session.buffer.table.origin.tolist()) == {2}
 
 
-def test_a_reward_of_no_function_is_not_passed_off_as_one_of_the_trainers(tmp_path):
-    trainer = build(tmp_path)
-    session = trl_replay.attach(trainer)
-    session.add(rows())
-    session.add([{**row, "prompt": "2=", "reward/digits": 3 * row["reward"]} for row in rows()])
-    session.add([{**row, "prompt": "3=", "reward": None, "reward/other": row["reward"]} for row in rows()])
-    found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
-    assert found["reward"].tolist()[::4] == pytest.approx([1, float("nan"), 1], nan_ok=True)
-    assert found["reward/digits"].tolist()[::4] == pytest.approx([float("nan"), 3, float("nan")], nan_ok=True)
-    again = build(tmp_path)
-    other = trl_replay.attach(again)
-    assert other.add(tmp_path / "out.parquet") == 3
-    for name in ("reward_mean", "reward_std", "score"):
-        assert getattr(other.buffer.table, name).tolist() == pytest.approx(
-            getattr(session.buffer.table, name).tolist()
-        )
-    second = pd.read_parquet(other.export(tmp_path / "again.parquet"))
-    pd.testing.assert_frame_equal(found, second)
+def test_91_rows_of_other_reward_functions_are_scored_anew_or_refused(exported, tmp_path):
+    _, session, _, path = exported
+    trainer = make_trainer(tmp_path / "a", [digits])
+    here = trl_replay.attach(trainer, replay_buffer_size=50)
+    added = here.add(path)
+    assert 0 < added <= len(session.buffer), "what one function more gave is left out"
+    trainer = make_trainer(tmp_path / "b", [digits, second, length])
+    here = trl_replay.attach(trainer, replay_buffer_size=50)
+    with pytest.raises(ReplayError, match=r"lacks rewards in 'reward/length': its columns are .*rescore=True"):
+        here.add(path)
+    assert here.add(path, rescore=True) > 0
 
 
 def halves(completions, **_):
     return [0.5] * len(completions)
 
 
-def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp_path):
+def test_groups_with_images_come_back_with_those_of_the_dataset(tmp_path):
     model, processor = pictures.llava()
     trainer = build_checked(
         tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), tokenizer=processor, model=model, max_steps=3,
@@ -202,13 +197,20 @@ def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp
     trainer.train()
     found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
     assert set(found["images"]) == {0, 1, 2}
-    before = len(session.buffer)
-    live = found.groupby("group")["images"].max()
-    added = session.add(tmp_path / "out.parquet")
-    assert added == int((live == 0).sum()) > 0
-    assert len(session.buffer) == before + added
-    refused = "a group was refused: it has images, and its file does not hold them"
-    assert session.totals.reasons[refused] == int((live > 0).sum()) > 0
+    held = [session.buffer.load(serial) for serial in session.buffer]
+    assert session.add(tmp_path / "out.parquet") == len(held)
+    again = [session.buffer.load(serial) for serial in list(session.buffer)[len(held) :]]
+    pictured = 0
+    for one, other in zip(held, again, strict=True):
+        assert one.tensors.keys() - {"tool_mask"} == other.tensors.keys() - {"tool_mask"}
+        for name, values in one.tensors.items():
+            torch.testing.assert_close(other.tensors[name], values)
+        pictured += "pixel_values" in one.tensors
+    assert pictured > 0
+    named = pd.read_parquet(tmp_path / "out.parquet").assign(**{"task/prompt": None, "trl_replay_task": None})
+    rows = named.query("images > 0").drop(columns=["task/prompt", "trl_replay_task"]).to_dict("records")
+    with pytest.warns(UserWarning, match="it has images, and neither its file nor the dataset holds them"):
+        session.add(rows)
 
 
 def test_an_empty_buffer_is_exported_as_an_empty_table(tmp_path):
@@ -273,17 +275,3 @@ def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tm
     other = trl_replay.attach(again)
     assert other.add(path) == len(session.buffer) > 0
     assert other.buffer.table.reward_mean.tolist() == session.buffer.table.reward_mean.tolist()
-
-
-@pytest.mark.parametrize(
-    ("functions", "words"),
-    [([digits], "with reward/second"), ([digits, second, length], "without reward/length"), ([digits, second], "")],
-    ids=["one less", "one more", "the same"],
-)
-def test_91_advantages_of_other_reward_functions_are_told_with_the_remedy(exported, tmp_path, functions, words):
-    _, session, _, path = exported
-    trainer = make_trainer(tmp_path, functions)
-    here = trl_replay.attach(trainer)
-    told = pytest.warns(UserWarning, match=f"{words}.*drop the column `advantage`") if words else nullcontext()
-    with told:
-        assert here.add(path) == len(session.buffer)

@@ -91,13 +91,13 @@ def raw_rewards(session):
 
 @pytest.mark.parametrize("messages", [False, True])
 @pytest.mark.parametrize("rule", ["sum_then_normalize", "normalize_then_sum"])
-def test_rows_without_a_reward_get_those_of_the_stock_trainer(tmp_path, messages, rule):
+def test_rescored_rows_get_the_rewards_of_the_stock_trainer(tmp_path, messages, rule):
     stock = scoring_trainer(tmp_path / "stock", messages, multi_objective_aggregation=rule)
     stock.train()
     trainer = scoring_trainer(tmp_path / "replay", messages, multi_objective_aggregation=rule, log_completions=True)
     session = attached(trainer)
     calls = len(trainer._pending_metrics)
-    assert session.add(rows_of_batch(stock)) == 3, session.totals.reasons
+    assert session.add(rows_of_batch(stock), rescore=True) == 3, session.totals.reasons
     table = session.buffer.table
     np.testing.assert_array_equal(np.concatenate(raw_rewards(session)), stock.raw.numpy())
     assert stock.raw.isnan().any()
@@ -119,23 +119,22 @@ def test_texts_without_a_reward_are_scored_in_parts_of_whole_groups(tmp_path, ca
     trainer = make_trainer(tmp_path, right, per_device_train_batch_size=8, disable_tqdm=False)
     session = attached(trainer)
     made = [{name: row[name] for name in ("prompt", "completion")} for row in rows()]
-    assert session.add([{**row, "prompt": f"{number}="} for number in range(5) for row in made]) == 5
+    assert session.add([{**row, "prompt": f"{number}="} for number in range(5) for row in made], rescore=True) == 5
     assert sizes == [8, 8, 4]
     assert session.buffer.table.row_reward.tolist() == [LIVE] * 5
     assert "5/5" in capfd.readouterr().err, "a progress bar"
 
 
-def test_a_group_is_scored_as_a_whole_and_rescore_does_it_for_all(tmp_path):
+def test_a_group_that_lacks_a_reward_is_refused_and_rescore_scores_all(tmp_path):
     def right(completions, **_):
         return [float(text == "3") for text in completions]
 
     made = rows_of("1=", list("2345"), [7.0, 0, 0, 0]) + rows_of("2=", list("2345"), [7.0, 0, 0, None])
     made = [{**row, "advantage": row["reward"]} for row in made]
     session = attached(make_trainer(tmp_path, right))
-    assert session.add(made) == 2
+    assert session.add(made) == 1
     assert session.buffer.table.row_advantage[0].tolist() == [7.0, 0.0, 0.0, 0.0], "the file's"
-    assert session.entry(1).rewards == {"right": [0.0, 1.0, 0.0, 0.0]}
-    assert session.buffer.table.row_advantage[1].tolist() == pytest.approx([-0.5, 1.5, -0.5, -0.5], abs=1e-3)
+    assert session.totals.reasons["a row was refused: it has no reward"] == 1, "nothing is guessed"
     session.buffer.clear()
     assert session.add(made, rescore=True) == 2
     assert session.buffer.table.row_reward.tolist() == [[0.0, 1.0, 0.0, 0.0]] * 2
@@ -167,13 +166,13 @@ def test_columns_that_a_row_lacks_are_those_of_the_datasets_row_with_its_prompt(
     trainer = build(tmp_path, reward, dataset, trainer_class=Spy, per_device_train_batch_size=4)
     session = attached(trainer)
     made = [{name: row[name] for name in ("prompt", "completion")} for row in rows(prompt="12=")]
-    assert session.add(made) == 1
+    assert session.add(made, rescore=True) == 1
     assert seen == [("1", 3)] * 4
-    session.add([{**row, "answer": "7"} for row in made])
+    session.add([{**row, "answer": "7"} for row in made], rescore=True)
     assert seen == [("7", 3)] * 4, "the file's own comes first"
     with pytest.raises(ReplayError, match=r"Row 0 of the rows given can't be scored: it lacks 'level', which"):
-        session.add([{**row, "prompt": "5=", "answer": "5"} for row in made])
-    session.add([{**row, "prompt": "5=", "answer": "5", "level": None} for row in made])
+        session.add([{**row, "prompt": "5=", "answer": "5"} for row in made], rescore=True)
+    session.add([{**row, "prompt": "5=", "answer": "5", "level": None} for row in made], rescore=True)
     assert seen == [("5", None)] * 4
 
 
@@ -184,9 +183,9 @@ def test_a_function_that_fails_is_named_and_nothing_is_added(tmp_path):
     session = attached(make_trainer(tmp_path, broken))
     made = [{"prompt": "1=", "completion": text} for text in "2345"]
     with pytest.raises(ReplayError, match=r"'broken' can't score .*ValueError: it returned 1 rewards for 4 comp"):
-        session.add(made)
+        session.add(made, rescore=True)
     with pytest.raises(ReplayError, match="'broken' can't score the rows of the rows given: ZeroDivisionError"):
-        session.add([{**row, "completion": "22"} for row in made])
+        session.add([{**row, "completion": "22"} for row in made], rescore=True)
     assert len(session.buffer) == 0
     assert session.its_trainer.reward_funcs == [broken]
 
@@ -196,7 +195,7 @@ def test_prompts_of_another_form_than_the_functions_get_are_named(tmp_path):
     session = attached(build(tmp_path, Rewards([LIVE] * 3), [{"prompt": QUESTION}], tokenizer, trainer_class=Spy))
     text = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
     with pytest.raises(ReplayError, match=r"Row 0 .* its prompt is text, and the dataset's are messages"):
-        session.add([{"prompt": text, "completion": one} for one in "2345"])
+        session.add([{"prompt": text, "completion": one} for one in "2345"], rescore=True)
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
@@ -210,7 +209,7 @@ def test_turns_with_tools_are_scored_as_messages(tmp_path):
     trainer = tool_trainer(tmp_path, reward)
     trainer.train()
     session = attached(trainer)
-    assert session.add([{"prompt": QUESTION, "completion": completion} for completion in kept[0]]) == 1
+    assert session.add([{"prompt": QUESTION, "completion": completion} for completion in kept[0]], rescore=True) == 1
     assert kept[1] == kept[0]
 
 
@@ -235,8 +234,8 @@ def test_rewards_of_an_environment_are_not_made_up(tmp_path):
     )  # fmt: skip
     session = attached(trainer)
     made = [{"prompt": "1=", "completion": text} for text in "2345"]
-    with pytest.raises(ReplayError, match=r"Row 0 of the rows given has no reward, .* need its episode"):
-        session.add(made)
+    with pytest.raises(ReplayError, match=r"Row 0 of the rows given can't be scored: .* need its episode"):
+        session.add(made, rescore=True)
 
 
 def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path):
@@ -246,6 +245,8 @@ def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path):
     table = [{"step": 1, **row, "reward": None, "other": 3.0, "advantage": 9.0} for row in rows()]
     made = Dataset.from_list(table).remove_columns("reward")
     session = attached(make_trainer(tmp_path, right))
-    assert session.add(made) == 1
+    with pytest.raises(ReplayError, match=r"lacks rewards in 'reward/right', 'reward': .*'other'"):
+        session.add(made)
+    assert session.add(made, rescore=True) == 1
     assert session.entry(0).rewards == {"right": LIVE}
     assert session.buffer.table.row_advantage[0, 0] == pytest.approx(1.5, abs=1e-3)

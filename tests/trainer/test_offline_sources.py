@@ -7,14 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
-from chat import QUESTION, attached, chat_trainer, stored
+from chat import attached, chat_trainer
 from datasets import Dataset, load_dataset
 from pyarrow import parquet
 from support import DEAD, LIVE, Rewards, Spy
-from teacher import IDS, rows, rows_of
+from teacher import rows
 
 import trl_replay
-from trl_replay import ConfigurationError, ReplayError
+from trl_replay import ReplayError
 from trl_replay.testing import make_trainer
 
 ROWS = rows(note="né", group=0)
@@ -24,16 +24,21 @@ def in_lines(made):
     return "".join(f"{json.dumps(row)}\n" for row in made).encode()
 
 
+def written_out(made):
+    """Texts that are no numbers."""
+    return pd.DataFrame([{**row, "completion": f"{row['completion']}!"} for row in made])
+
+
 WRITERS = {
     "rows.jsonl": lambda path, made: path.write_bytes(in_lines(made)),
     "rows.json": lambda path, made: path.write_text(json.dumps(made, indent=1)),
     "lines.json": lambda path, made: path.write_bytes(in_lines(made)),
     "rows.jsonl.gz": lambda path, made: path.write_bytes(gzip.compress(in_lines(made))),
-    "rows.csv": lambda path, made: pd.DataFrame(made).to_csv(path, index=False),
-    "rows.csv.gz": lambda path, made: pd.DataFrame(made).to_csv(path, index=False),
+    "rows.csv": lambda path, made: written_out(made).to_csv(path, index=False),
+    "rows.csv.gz": lambda path, made: written_out(made).to_csv(path, index=False),
     "rows.parquet": lambda path, made: pd.DataFrame(made).to_parquet(path),
 }
-TABLES = [pd.DataFrame, Dataset.from_list, pa.Table.from_pylist, iter]
+TABLES = [Dataset.from_list, iter]
 
 
 @pytest.fixture
@@ -44,8 +49,8 @@ def session(tmp_path):
 def check_one_group(session):
     (serial,) = session.buffer
     entry = session.entry(serial)
-    assert (entry.prompts[0], entry.completions) == ("1=", ["2", "3", "4", "5"])
-    assert entry.rewards == {"reward": LIVE}
+    assert (entry.prompts[0], [text[0] for text in entry.completions]) == ("1=", ["2", "3", "4", "5"])
+    assert entry.rewards == {"scripted": LIVE}
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -55,22 +60,18 @@ def test_174_a_file_of_any_usual_kind_fills_the_buffer(session, tmp_path, name):
     check_one_group(session)
 
 
-@pytest.mark.parametrize("made", TABLES, ids=["pandas", "datasets", "pyarrow", "a generator"])
-def test_174_tables_and_datasets_are_rows(session, made):
+@pytest.mark.parametrize("made", TABLES, ids=["datasets", "a generator"])
+def test_174_datasets_and_mappings_are_rows(session, made):
     assert session.add(made([*ROWS, {**ROWS[0], "group": 1, "advantage": 1.0}])) == 1
     check_one_group(session)
 
 
-def test_174_numbers_that_are_texts_stay_so_in_csv_and_lists_are_read(session, tmp_path):
-    made = rows_of("1=", ["007", "null", "1e5", ""], [1, 0, 0, 0.5])
-    pd.DataFrame([{**row, "masked": number == 3} for number, row in enumerate(made)]).to_csv(tmp_path / "rows.csv")
-    assert session.add(tmp_path / "rows.csv") == 1
-    entry = session.entry(0)
-    assert entry.completions == ["007", "null", "1e5", ""]
-    assert (entry.rewards["reward"], entry.masked) == ([1, 0, 0, 0.5], [False] * 3 + [True])
-    pd.DataFrame(rows(**IDS)).to_csv(tmp_path / "ids.csv", index=False)
-    assert session.add(tmp_path / "ids.csv") == 1
-    assert session.buffer.load(1).tensors["old_per_token_logps"].tolist() == [-1.0, -2.0] * 4
+def test_174_what_a_csv_file_can_not_hold_is_refused_with_the_remedy(session, tmp_path):
+    pd.DataFrame(ROWS).to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(ReplayError, match=r"completion=2, which is a number: CSV holds no text .* JSONL or Parquet"):
+        session.add(tmp_path / "rows.csv")
+    with pytest.raises(ReplayError, match=r"'prompt', not a mapping: .* datasets\.Dataset\.from_pandas\(table\)"):
+        session.add(pd.DataFrame(ROWS))
 
 
 @pytest.mark.parametrize("named", ["a list", "a folder", "a pattern", "the name that was exported to"])
@@ -100,35 +101,21 @@ def test_174_groups_of_several_files_are_told_apart(tmp_path, named):
     assert session.buffer.table.row_advantage[:, 0].tolist() == [1, 2, 1, 2], "whole groups keep theirs"
 
 
-def test_174_a_prompt_with_all_its_completions_in_lists(session):
-    row = {"prompt": "1=", "completions": list("2345"), "rewards": LIVE, "masked": [False, False, False, True]}
-    other = {"prompt": "1=", "completions": list("6789"), "reward/scripted": LIVE, "note": [1]}
-    assert session.add([row, other]) == 2
-    assert [session.entry(serial).completions for serial in session.buffer] == [list("2345"), list("6789")]
-    assert session.entry(0).masked == row["masked"]
-    with pytest.raises(ReplayError, match=r"Row 1 of .* has 3 values of rewards for 4 completions"):
-        session.add([row, {**row, "rewards": [1, 0, 0]}])
-
-
-COLUMNS = {"question": "prompt", "answer": "completion", "score": "reward/scripted"}
+LISTS = [{"prompt": "1=", "completions": list("2345"), "rewards": LIVE, "is_truncated": [False] * 4}]
 FOREIGN = [{"question": "1=", "answer": row["completion"], "score": row["reward"]} for row in ROWS]
 
 
-def test_174_columns_of_other_names_are_named(session):
-    assert session.add(FOREIGN, columns=COLUMNS) == 1
-    assert session.entry(0).rewards == {"scripted": LIVE}
-
-
-def test_174_missing_columns_are_told_with_the_remedy(session):
-    words = r"Row 0 .* lacks prompt, completion: it has question, answer, score\. .*columns=\{'its name': 'prompt'\}"
-    with pytest.raises(ReplayError, match=words):
+def test_174_rows_of_lists_and_columns_of_other_names_are_refused_and_converted_by_datasets(session):
+    with pytest.raises(ReplayError, match=r"Row 0 .* lacks completion: it has prompt, completions, .* docs/files\.md"):
+        session.add(LISTS)
+    frame = pd.DataFrame(LISTS).explode(["completions", "rewards", "is_truncated"], ignore_index=True)
+    names = {"completions": "completion", "rewards": "reward"}
+    assert session.add(Dataset.from_pandas(frame).rename_columns(names)) == 1
+    with pytest.raises(ReplayError, match=r"Row 0 .* lacks prompt, completion: it has question, answer, score\."):
         session.add(FOREIGN)
-    with pytest.raises(ReplayError, match=r"Row 0 of the rows given lacks points, which .*columns=.* names"):
-        session.add(FOREIGN, columns={"points": "reward"})
-    with pytest.raises(ReplayError, match=r"Row 0 .* 'completion' twice"):
-        session.add(ROWS, columns={"prompt": "completion"})
-    with pytest.raises(ConfigurationError, match=r"columns=\['question'\] can't be used: .*\{'question': 'prompt'\}"):
-        session.add(FOREIGN, columns=["question"])
+    names = {"question": "prompt", "answer": "completion", "score": "reward"}
+    assert session.add(Dataset.from_list(FOREIGN).rename_columns(names)) == 1
+    assert session.entry(0).rewards == session.entry(1).rewards == {"scripted": LIVE}
 
 
 @pytest.mark.parametrize("name", ["prompt", "completion"])
@@ -150,7 +137,7 @@ def in_folder(tmp_path, monkeypatch):
         ("nothing/*.parquet", "nor a folder or a pattern"),
         ("rows.txt", r"give a \.parquet, \.jsonl, .*, not rows\.txt"),
         (["rows.txt", "none.csv"], "not rows.txt"),
-        ({"train": []}, "give a path, or rows"),
+        ({"train": []}, "give a path, a Dataset, or rows"),
     ],
 )
 def test_174_what_holds_no_rows_is_named(session, tmp_path, source, words, monkeypatch):
@@ -166,20 +153,15 @@ def test_a_file_that_cannot_be_read_is_named(session, tmp_path, name):
         session.add(tmp_path / name)
 
 
-NAMES = ["prompt", "completion", "reward", "reward"]
-TWICE = {
-    "pandas": lambda path: pd.DataFrame([["1=", "1", 0.0, 1.0]], columns=NAMES),
-    "rows.csv": lambda path: path.write_text(f"{','.join(NAMES)}\n1=,1,0,1\n"),
-    "rows.jsonl": lambda path: path.write_text('{"prompt": "1=", "completion": "1", "reward": 0, "reward": 1}\n'),
-    "rows.parquet": lambda path: parquet.write_table(pa.table([["1="], ["1"], [0.0], [1.0]], names=NAMES), path),
-}
-
-
-@pytest.mark.parametrize("kind", TWICE)
-def test_73_and_174_a_column_that_a_table_or_a_file_has_twice_is_named(session, tmp_path, kind):
-    made, name = TWICE[kind](tmp_path / kind), "" if kind == "pandas" else kind
-    with pytest.raises(ReplayError, match=f"{name} can't be read: .*'reward' twice"):
-        session.add(made if kind == "pandas" else tmp_path / kind)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_73_and_174_a_file_that_has_a_column_twice_is_named(session, tmp_path, name):
+    path, names = tmp_path / name, ["prompt", "completion", "reward", "reward"]
+    if name == "rows.jsonl":
+        path.write_text('{"prompt": "1=", "completion": "1", "reward": 0, "reward": 1}\n')
+    else:
+        parquet.write_table(pa.table([["1="], ["1"], [0.0], [1.0]], names=names), path)
+    with pytest.raises(ReplayError, match=f"{name} can't be read: .*reward"):
+        session.add(path)
 
 
 # the tables of completions that TRL logs
@@ -204,13 +186,19 @@ def of_texts(folder, **settings):
 
 
 @pytest.mark.parametrize("make", [of_texts, chat_trainer], ids=["texts", "messages"])
-def test_174_what_trl_logged_is_a_warm_start(tmp_path, make):
+def test_174_what_trl_logged_is_a_warm_start_once_its_columns_are_named(tmp_path, make):
     trainer, folder = logged_run(tmp_path / "first", make)
-    assert len(list(folder.iterdir())) == 4
+    files = sorted(map(str, folder.iterdir()))
+    assert len(files) == 4
     again = make(tmp_path / "second", max_steps=1, per_device_train_batch_size=12)
     again.reward_funcs, again.reward_func_names = [graded], ["graded"]
     session = attached(again, replay_scorer=lambda groups, context: 1.0 + groups.reward_std)
-    assert session.add(folder) == 6, f"of two batches: {session.totals.reasons}"
+    with pytest.raises(ReplayError, match=r"lacks rewards .*rename_columns\(\{'graded': 'reward/graded'\}\)"):
+        session.add(files)
+    for file in files[::2]:  # every batch was logged twice
+        table = load_dataset("parquet", data_files=file, split="train", cache_dir=str(tmp_path))
+        table = table.rename_columns({"graded": "reward/graded"})
+        assert session.add(table) == 3, session.totals.reasons
     made = [session.entry(serial) for serial in session.buffer]
     advantages = [value for entry in made for value in entry.advantages]
     trained = [value for batch in trainer.scored for value in batch["advantages"].tolist()]
@@ -218,39 +206,12 @@ def test_174_what_trl_logged_is_a_warm_start(tmp_path, make):
     assert all(list(entry.rewards) == ["graded"] for entry in made)
 
 
-def test_174_texts_that_trl_logged_without_special_tokens_get_the_datasets_prompts(tmp_path):
-    """As all releases before 1.15 log messages."""
+def test_180_prompts_that_lost_their_special_tokens_are_refused(tmp_path):
+    """As verl writes them, and TRL before 1.15."""
     session = attached(chat_trainer(tmp_path))
-    table = [
-        {"step": 1, "prompt": prompt, "completion": row["completion"], "scripted": row["reward"], "advantage": -1.0}
-        for prompt in ("user 1=\nassistant ", "user 2=\nassistant ")
-        for row in ROWS
-    ]
-    table[0]["advantage"] = 3.0
-    assert session.add(table) == 1
-    assert session.buffer.table.row_advantage.tolist() == [[3.0, -1.0, -1.0, -1.0]]
-    assert stored(session, key="prompt_ids") == ["<bos><turn>user 1=<end>\n<turn>assistant "]
-    reason = "a row was refused: TRL logged its prompt without special tokens, and none of the dataset is logged so"
-    assert session.totals.reasons[reason] == 4
-
-
-VERL = {"input": "prompt", "output": "completion", "score": "reward"}
-
-
-def of_verl(prompt):
-    """What its `rollout_data_dir` holds: texts without special tokens."""
-    return [{"input": prompt, "output": row["completion"], "score": row["reward"], "step": 1} for row in ROWS]
-
-
-@pytest.mark.parametrize("dataset", [QUESTION, "<bos><turn>user 1=<end>\n<turn>assistant "], ids=["messages", "texts"])
-def test_180_texts_that_others_logged_without_special_tokens_get_the_datasets_prompts(tmp_path, dataset):
-    (tmp_path / "1.jsonl").write_bytes(in_lines(of_verl("user 1=\nassistant ")))
-    session = attached(chat_trainer(tmp_path, prompt=dataset))
-    assert session.add(tmp_path / "1.jsonl", columns=VERL) == 1
-    assert stored(session, key="prompt_ids") == ["<bos><turn>user 1=<end>\n<turn>assistant "]
-    assert stored(session) == ["2<end>", "3<end>", "4<end>", "5<end>"]
-    with pytest.warns(UserWarning, match="texts without a chat template"):
-        session.add(of_verl("user 2=\nassistant "), columns=VERL)
+    rows = [{**row, "prompt": "user 1=\nassistant: "} for row in ROWS]
+    with pytest.warns(UserWarning, match="its prompt is text, and the dataset's are messages"):
+        assert session.add([{**row, "prompt": row["prompt"] + "x"} for row in rows]) == 0
 
 
 def test_174_files_are_read_as_datasets_reads_them(session, tmp_path):

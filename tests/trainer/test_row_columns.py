@@ -33,7 +33,6 @@ def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
         assert table.row_items[row].sum() == table.items[row]
         assert entry.columns["row_length"] == table.row_length[row].tolist()
         assert entry.masked == [False] * 4
-    assert np.isnan(table.row_other_reward).all()
 
 
 def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on(tmp_path: Path) -> None:
@@ -169,7 +168,7 @@ PROMPTS = ("1=", "12=", "123+4=")
 
 
 def unnamed() -> list[dict[str, Any]]:
-    """Groups of the run's prompts, whose file does not name its reward functions."""
+    """Groups of the run's prompts, with one reward."""
     return [
         {"prompt": prompt, "completion": text, "reward": float(text == "a")} for prompt in PROMPTS for text in "abcd"
     ]
@@ -178,18 +177,8 @@ def unnamed() -> list[dict[str, Any]]:
 def test_rows_of_a_file_with_one_reward_are_mixed_by_it(tmp_path: Path) -> None:
     run = train(tmp_path, [DEAD] * 3, file=unnamed(), max_steps=2, **MIXED)
     assert run.table.row_reward.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 3
-    assert np.isnan(run.table.row_rewards).all()
     assert run.counters["rows"] == 3, "a success in each dead group of the second batch"
-    assert run.session.entry(0).rewards == {"reward": [1.0, 0.0, 0.0, 0.0]}
-
-
-def test_they_are_not_where_each_functions_reward_counts(tmp_path: Path) -> None:
-    rewards = [Rewards([DEAD] * 3), Rewards([DEAD] * 3, name="second")]
-    settings = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 2}
-    file = [{**row, "advantage": row["reward"] - 0.25} for row in unnamed()]
-    run = train(tmp_path, rewards=rewards, file=file, replaced=0, **settings, **MIXED)
-    assert len(run.table) == 3
-    assert "its file does not name its reward functions" in run.session.explain()
+    assert run.session.entry(0).rewards == {"scripted": [1.0, 0.0, 0.0, 0.0]}
 
 
 def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are_refused(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def test_the_summary_of_one_rank_of_several_tells_what_all_did_together() -> Non
 def test_before_the_first_batch_explain_tells_why(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
     session = trl_replay.attach(trainer)
-    session.add([{"prompt": "1=", "completion": "2", "reward": 1.0}])
+    with pytest.warns(UserWarning, match="No group of the rows given was added"):
+        session.add([{"prompt": "1=", "completion": "2", "reward": 1.0}])
     told = session.explain()
     assert "was trainer.train() called?" in told
     assert "1 x a group was refused: it has fewer rows" in told

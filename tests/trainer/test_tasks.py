@@ -295,17 +295,17 @@ def test_151_an_exported_file_that_others_read_tells_its_tasks(tmp_path, read):
 
 
 @DIFFER
-def test_a_foreign_file_that_does_not_say_which_task_is_held_back_and_counted(tmp_path):
+def test_a_foreign_file_that_does_not_say_which_task_is_refused_and_counted(tmp_path):
     rows = [*NESTED, {**NESTED[0], "prompt": "2="}]
     foreign = [
         {"prompt": prompt, "completion": "12", "reward": float(n < 1)} for prompt in ("1=", "2=") for n in range(4)
     ]
     _, session = taken(tmp_path, foreign, rows)
-    of_one, of_several = sorted(session.buffer.table.prompt.tolist(), reverse=True)
+    (of_one,) = session.buffer.table.prompt.tolist()
     assert of_one == session.components.tasks.key(rows[-1]), "the dataset has one task with its prompt"
-    assert of_several < 0
-    reason = "a group of a file counts as a task of its own: its file does not say which of several tasks it is"
-    assert session.totals.reasons[reason] == 1
+    (reason,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
+    assert "several rows of the dataset have its prompt: add the columns" in reason
+    assert session.totals.reasons[reason] == 4
 
 
 @DIFFER

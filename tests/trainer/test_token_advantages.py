@@ -133,14 +133,6 @@ def test_they_take_four_bytes_a_token_and_travel_through_files(tmp_path: Any) ->
         assert torch.equal(mine, theirs)
 
 
-def test_a_files_one_advantage_a_row_is_that_of_each_token(tmp_path: Any) -> None:
-    rows = [{"prompt": "1=", "completion": f"{n}2", "reward": float(n < 1)} for n in range(4)]
-    run = train(tmp_path, [DEAD] * 3, file=rows, trainer_class=Credit, max_steps=3)
-    given = run.trainer.losses[-1]["inputs"]
-    shown = given[ADVANTAGES].masked_fill(given["completion_mask"].eq(0), torch.nan)
-    assert any(row[~row.isnan()].unique().numel() == 1 and float(row[0]) > 1 for row in shown)
-
-
 SAVES = {"save_strategy": "steps", "max_steps": 6, "save_steps": 3}
 
 

@@ -11,7 +11,7 @@ from trl_replay import ReplayConfig
 from trl_replay.buffer import Newcomer, ReplayBuffer, Rules
 from trl_replay.data.counters import Tally
 from trl_replay.data.fields import PIXELS
-from trl_replay.data.types import FROM_FILE, FROM_POLICY
+from trl_replay.data.types import FROM_FILE
 from trl_replay.errors import ReplayError
 from trl_replay.testing import make_groups
 
@@ -67,15 +67,6 @@ def test_a_group_that_alone_is_too_large_is_refused():
     assert tally.reasons == {"a group was refused: it alone is larger than replay_max_bytes": 1}
 
 
-def test_188_rewards_in_one_newcomer_are_not_given_to_others():
-    buffer = buffer_of()
-    groups = make_groups([LIVE, [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
-    own = np.full((4, 1), 0.5)
-    newcomers = [Newcomer(serial, rewards=own if serial == 1 else None) for serial in buffer.take_serials(3)]
-    buffer.extend(groups, newcomers)
-    assert buffer.table.row_rewards[:, :, 0].tolist() == [LIVE, [0.5] * 4, [0.0, 0.0, 1.0, 0.0]]
-
-
 @pytest.mark.parametrize("serials", [(3, 3), (0, 4)])
 def test_188_a_serial_that_comes_twice_is_refused(serials):
     buffer = buffer_of()
@@ -111,17 +102,13 @@ def test_rows_that_failed_are_masked_and_count_nowhere():
     assert (4 * buffer.table.items == [3 * 4 * 5 + 4 * 5, 3 * 4 * 5]).all()
 
 
-def test_log_probs_that_come_later_are_judged_when_they_come():
-    buffer, tally = buffer_of(), Tally()
-    groups = replace(make_groups([LIVE, LIVE]), behavior_logps=np.full((2, 4), np.nan))
-    groups = replace(groups, origin=np.full(2, FROM_POLICY))
-    assert buffer.extend(groups, tally=tally) == {0, 1}
-    tokens = np.full(4, 2)
-    assert buffer.fill_logps(0, np.full(4, -3.0), tokens, tally)
-    assert not buffer.fill_logps(1, np.array([-3.0, np.inf, -3.0, -3.0]), tokens, tally)
-    assert buffer.table.serial.tolist() == [0]
-    assert buffer.table.row_logp.tolist() == [[-1.5] * 4]
-    assert (tally.stored, tally.refused) == (1, 1)
+def test_what_would_stay_is_told_without_storing_anything():
+    buffer = buffer_of(capacity=2)
+    stored = buffer.extend(make_groups([LIVE]))
+    unknown = replace(make_groups([LIVE] * 3), behavior_logps=None)
+    assert buffer.would_stay(unknown).tolist() == [False, True, True]
+    assert set(buffer) == stored
+    assert buffer.serial == 1
 
 
 def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted():

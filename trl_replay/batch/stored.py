@@ -24,22 +24,21 @@ def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
         tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
 
 
-def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Group:
+def with_rewards(group: Group, rewards: Floats) -> Group:
     """The group with the raw rewards of its rows beside TRL's tensors.
 
     Args:
         group ([`Group`]): Without them.
         rewards (`(rows or more, functions)` or `(rows or more,)`): From the group's first row on.
-        key (`str`, *optional*): `STORED_REWARD` if they are not of the trainer's functions.
     """
     rows = len(group.completion_lengths)
     kept = torch.from_numpy(rewards[:rows].astype(np.float32))
-    return replace(group, tensors={**group.tensors, key: kept})
+    return replace(group, tensors={**group.tensors, STORED_REWARDS: kept})
 
 
-def trainable_sums(group: Group, key: str = OLD_LOGPS) -> torch.Tensor:
+def trainable_sums(group: Group) -> torch.Tensor:
     """The summed behavior log-probs of each row's trainable tokens, float64, where the group is; those of masked
     tokens do not matter."""
-    kept = torch.where(trained_tokens(group), group.tensors[key].float(), 0.0)
+    kept = torch.where(trained_tokens(group), group.tensors[OLD_LOGPS].float(), 0.0)
     rows = torch.split(kept, group.completion_lengths.tolist())
     return torch.stack([row.sum() for row in rows]).double()

@@ -18,7 +18,7 @@ from ..data.counters import HELD_BACK, Tally, Totals
 from ..data.prompt_table import PromptTable
 from ..data.rewards import RewardRule
 from ..data.table import Table
-from ..data.types import FROM_POLICY, LARGEST_ADVANTAGE, NONE, Bools, Context, Floats, Group, Groups, Ints
+from ..data.types import LARGEST_ADVANTAGE, NONE, Bools, Context, Floats, Group, Groups, Ints
 from ..errors import ReplayError
 from .rules import Rules
 from .store import Store
@@ -49,9 +49,6 @@ class Newcomer(NamedTuple):
     """The rank that holds its payload, if that is known by now."""
     payload: Group | None = None
     """The payload, if it is here; the rest follows by `receive`."""
-    rewards: Floats | None = None
-    """`(G, functions)`: raw rewards of the trainer's functions, where its numbers have others; NaN where its file does
-    not name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +249,7 @@ class ReplayBuffer:
         all that enters, wherever it comes from.
 
         Args:
-            groups ([`Groups`]): With their behavior log-probs; of origin `FROM_POLICY` NaN, for they are computed
-                only if the group stays.
+            groups ([`Groups`]): With their behavior log-probs.
             newcomers (`Sequence[Newcomer]`, *optional*): One a group; groups without payload, if not given.
             tally ([`Tally`], *optional*): Counts what is refused, stored, and evicted.
             solved (`(n,)`, *optional*): Prompts whose groups are refused.
@@ -269,18 +265,17 @@ class ReplayBuffer:
             newcomers = [Newcomer(serial) for serial in self.take_serials(len(groups))]
         rules, hooks, store = self.rules, self.rules.hooks, self._store
         groups = _with_failed_masked(groups)
-        known = groups.origin != FROM_POLICY
         serials = np.array([newcomer.serial for newcomer in newcomers], np.int64)
         if len(np.unique(serials)) < len(serials) or np.isin(serials, self.table.serial).any():
             raise ReplayError(
                 f"Groups were offered with the serials {serials.tolist()}, of which one comes twice or belongs to an "
                 "entry: take new ones from take_serials()."
             )
-        refused = {
+        refused: dict[str, Bools] = {
             OTHER_RULE: serials < self.scored_from,
-            "it has no trainable token": ~groups.trains.any(axis=1),
-            NOT_FINITE: known & ~np.isfinite(_logps(groups)).all(axis=1),
-            TOO_LARGE: (np.nan_to_num(np.abs(groups.total)) > LARGEST_ADVANTAGE).any(axis=1),
+            "it has no trainable token": np.asarray(~groups.trains.any(axis=1)),
+            NOT_FINITE: np.asarray(~np.isfinite(_logps(groups)).all(axis=1)),
+            TOO_LARGE: np.asarray((np.nan_to_num(np.abs(groups.total)) > LARGEST_ADVANTAGE).any(axis=1)),
             SOLVED: np.isin(groups.prompt, solved),
         }
         due = _left(len(groups), refused, tally)
@@ -305,12 +300,7 @@ class ReplayBuffer:
             "keys": np.array([store.keyset(newcomer.keys) for newcomer in newcomers], np.int64),
             "owner": np.array([newcomer.owner for newcomer in newcomers], np.int64),
         }
-        rewards = [
-            own if newcomer.rewards is None else newcomer.rewards
-            for own, newcomer in zip(groups.rewards, newcomers, strict=True)
-        ]
-        columns = _columns(groups, np.stack(rewards) if rewards else groups.rewards)
-        rows = store.append({**told, **columns}, context.rng)
+        rows = store.append({**told, **_columns(groups)}, context.rng)
         try:
             hooks.admitted(self.table, rows, groups, context)
             left = self.trim()
@@ -329,23 +319,26 @@ class ReplayBuffer:
         self.receive({serial: payload for serial, payload in stayed.items() if payload is not None})
         return set(stayed)
 
-    def fill_logps(self, serial: int, sums: Floats, tokens: Ints, tally: Tally) -> bool:
-        """Take the log-probs of an entry from elsewhere; it leaves if one of them is not finite. Tell whether it
-        stays.
+    def would_stay(self, groups: Groups) -> Bools:
+        """Tell of which of these groups there is room for, `(n,)`, if all were offered at once; nothing changes.
 
         Args:
-            serial (`int`): Which entry.
-            sums (`(G,)`): Over each row's trainable tokens.
-            tokens (`(G,)`): Their number.
-            tally ([`Tally`]): Counts it.
+            groups ([`Groups`]): Their log-probs need not be known.
         """
-        if not np.isfinite(sums).all():
-            tally.stored -= self.withdraw([serial])
-            tally.refuse(1, NOT_FINITE)
-            return False
-        self.table.writable("row_logp")[self.table.rows_of([serial])] = _mean_logps(sums, tokens)
-        self.rules.limiter.prefilled = True
-        return True
+        hooks, context, undo = self.rules.hooks, self.context(), self.remember()
+        groups = _with_failed_masked(groups)
+        score = hooks.score(groups, context)
+        serials = self.serial + np.arange(len(groups))
+        unknown = np.zeros(len(groups), np.int64)
+        columns = {"serial": serials, "score": score, "nbytes": unknown, "keys": unknown, "owner": unknown}
+        stored = np.isfinite(score)
+        try:
+            every = {**columns, **_columns(groups)}
+            self._store.append({name: values[stored] for name, values in every.items()}, context.rng)
+            self.trim()
+            return np.asarray(self.table.rows_of(serials) >= 0)
+        finally:
+            undo()
 
     def trim(self) -> int:
         """Evict what there is no room for; return its number."""
@@ -565,16 +558,9 @@ def _mean_logps(sums: Floats, tokens: Ints) -> Floats:
     return np.where(tokens > 0, sums / np.maximum(tokens, 1), np.nan)
 
 
-def _columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
-    """What the table has of groups' numbers.
-
-    Args:
-        groups ([`Groups`]): With their behavior log-probs.
-        rewards (`(n, G, functions)`): Of the trainer's functions.
-    """
-    unnamed = np.asarray(np.isnan(rewards).all(axis=(1, 2)))[:, None] & ~groups.failed
+def _columns(groups: Groups) -> dict[str, NDArray[Any]]:
+    """What the table has of groups' numbers."""
     logps = _logps(groups)
-    later = np.isnan(logps) & (groups.origin == FROM_POLICY)[:, None]
     return {
         "update": groups.update,
         "reward_mean": groups.reward_mean,
@@ -583,10 +569,9 @@ def _columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
         "items": groups.counted.sum(axis=1),
         "prompt": groups.prompt,
         "origin": groups.origin,
-        "row_rewards": rewards,
-        "row_other_reward": np.where(unnamed, groups.total, np.nan),
+        "row_rewards": groups.rewards,
         "row_advantage": groups.advantages,
-        "row_logp": _mean_logps(np.where(later, 0.0, logps), groups.trainable),
+        "row_logp": _mean_logps(logps, groups.trainable),
         "row_length": groups.lengths,
         "row_items": groups.items,
         "row_masked": groups.masked,

@@ -52,8 +52,6 @@ class FieldSpec:
 
 STORED_REWARDS = "trl_replay_rewards"
 """Stored beside TRL's keys: each row's raw rewards, one a function. No batch has it."""
-STORED_REWARD = "trl_replay_reward"
-"""In its place in groups made elsewhere, whose one reward is not that of the trainer's functions."""
 ADVANTAGES = "advantages"
 TOKEN_ADVANTAGES = "trl_replay_token_advantages"
 """Among the keys of a stored group, no batch has it: its advantages are one a token."""
@@ -81,7 +79,6 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec(PIXELS, "pixels"),
     FieldSpec("pixel_attention_mask", "pixels"),
     FieldSpec(STORED_REWARDS, "row"),
-    FieldSpec(STORED_REWARD, "row"),
     FieldSpec(TOKEN_ADVANTAGES, "scalar"),
 )
 LOGPS_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")

@@ -34,7 +34,6 @@ COLUMNS: dict[str, Any] = {
 
 ROW_COLUMNS: dict[str, Any] = {
     "row_rewards": np.float32,  # (n, G, functions): raw reward of each function, NaN where None
-    "row_other_reward": np.float32,  # weighted reward in a file that does not name its functions, else NaN
     "row_advantage": np.float32,  # as it was trained on
     "row_logp": np.float32,  # mean log-prob a trainable token under the generating policy; NaN without any
     "row_length": np.int32,  # completion tokens
@@ -63,7 +62,7 @@ class Table:
         self, columns: Mapping[str, NDArray[Any]], reward_weights: NDArray[np.float64], counting: int | None = None
     ) -> None:
         self._columns = dict(columns)
-        self._fills: dict[str, float] = {"row_other_reward": np.nan}
+        self._fills: dict[str, float] = {}
         self._row_of: dict[int, int] | None = None  # by serial number, made anew after every change
         self.reward_weights = reward_weights
         self.counting = counting
@@ -118,8 +117,7 @@ class Table:
         """Each row's reward that counts, `(n, G)`: that of the function that `replay_reward` names, otherwise
         `row_total`.
 
-        NaN for a row that it did not score. `row_total` in groups of which it scored none, as in those of a file that
-        does not name its functions.
+        NaN for a row that it did not score. `row_total` in groups of which it scored none.
         """
         if self.counting is None:
             return self.row_total
@@ -129,9 +127,7 @@ class Table:
     @property
     def row_total(self) -> NDArray[np.float64]:
         """Each row's weighted reward with the trainer's current weights, `(n, G)`; NaN for a row without any."""
-        weighted = weighted_rewards(self.row_rewards.astype(np.float64), self.reward_weights)
-        other = self.row_other_reward
-        return np.where(np.isnan(other), weighted, other)
+        return weighted_rewards(self.row_rewards.astype(np.float64), self.reward_weights)
 
     @property
     def row_trainable(self) -> NDArray[np.int64]:

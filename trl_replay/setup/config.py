@@ -269,10 +269,9 @@ class ReplayConfig:
     )
     replay_warm_start: Annotated[list[str] | None, Rule(optional(readable_files))] = setting(
         None,
-        """Files that fill the buffer when training begins: written by `session.export` or TRL's `log_completions`, or
-        with prompts and completions of any origin, in Parquet, JSONL, JSON or CSV. A path, a folder, a
-        pattern such as `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a
-        checkpoint.""",
+        """Files that fill the buffer when training begins: what `datasets.load_dataset` reads, with the columns
+        `prompt`, `completion`, and `reward`, or what `session.export` wrote. A path, a folder, a pattern such as
+        `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a checkpoint.""",
     )
     replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
         "refuse",
@@ -281,8 +280,8 @@ class ReplayConfig:
     )
     replay_warm_start_rescore: Annotated[bool, Rule(true_or_false)] = setting(
         False,
-        """Whether the trainer's reward functions score the rows of the warm-start files that have a reward, too: where
-        a function was corrected since. Rows without a reward are scored in any case.""",
+        """Whether the trainer's reward functions score all rows of the warm-start files: where these have no rewards,
+        or a function was corrected since.""",
     )
     replay_preset: Annotated[str | None, Rule(optional(preset_name), ranks="own")] = setting(
         None, """A named bundle of settings; your own settings override it. `trl-replay list` shows all."""

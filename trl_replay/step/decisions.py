@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..batch.candidates import Candidate, PendingGroups
-from ..batch.group_view import RULE, AdvantageRule
+from ..batch.group_view import RULE
 from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally
@@ -196,7 +196,7 @@ class Decisions:
         if not self._handshake.has_run(self._buffer.clock.update, collected_at) and len(self._buffer):
             tally.note(1, TOO_EARLY)
             return plan, {}
-        drawn = self._buffer.sample(fresh.groups.take(slots), tally, fresh.keys, self._unfit(fresh.rule), wanted)
+        drawn = self._buffer.sample(fresh.groups.take(slots), tally, fresh.keys, wanted=wanted)
         if drawn is None:
             return plan, {}
         some = drawn.some
@@ -240,15 +240,6 @@ class Decisions:
         return (
             f"a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the {who}"
         )
-
-    def _unfit(self, rule: AdvantageRule) -> dict[str, Bools]:
-        """Entries that can't be mixed into other groups, by reason."""
-        setting = self._settings.config.replay_advantages
-        computes = setting in ("joint", "split") or (setting == "auto" and self._mixes_rows)
-        if not computes or not rule.takes_functions_apart:
-            return {}
-        unnamed = ~np.isnan(self._buffer.table.row_other_reward).all(axis=1)
-        return {"its file does not name its reward functions": unnamed}
 
     def _candidate_slots(self, fresh: FreshBatch, plan: Plan, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""

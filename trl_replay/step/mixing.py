@@ -99,40 +99,21 @@ class Mixed:
         """Some of the slots."""
         return Mixed(self.groups.take(slots), self.used, self.table, self.plan.take(slots), self.computed[slots])
 
-    def rewards_with_file_totals(self) -> Floats:
-        """Raw rewards, `(n, G, functions)`. The reward of a file that does not name its functions stands for the one
-        that counts, or the first one that has a weight, so that the weighted sum is right."""
-        rewards = self.column("row_rewards", self.groups.rewards)
-        other = self.column("row_other_reward", np.full(rewards.shape[:2], np.nan))
-        weights = self.groups.reward_weights
-        weighted = np.flatnonzero(weights)
-        if np.isnan(other).all() or not len(weighted):
-            return rewards
-        counting = self.groups.counting
-        carrier = int(weighted[0]) if counting is None or not weights[counting] else counting
-        values = {carrier: other / weights[carrier]}
-        if counting is not None and counting != carrier:  # without a weight it adds nothing to the sum
-            values[counting] = other
-        for function, value in values.items():
-            rewards[..., function] = np.where(np.isnan(other), rewards[..., function], value)
-        return rewards
-
     def lacks_a_function(self) -> Bools:
         """Tell which rows' entries have no reward of a function that scored the fresh group, `(n, G)`: sums with and
         without it have no baseline in common. A checkpoint's entries lack a function that is new."""
-        named = np.isnan(self.table.row_other_reward).all(axis=1)
         stored = np.asarray(~np.isnan(self.table.row_rewards).all(axis=1))  # (entries, functions)
         fresh = np.asarray(~np.isnan(self.groups.rewards).all(axis=1))  # (n, functions)
         lacking = np.zeros(self.plan.entry.shape, bool)
         for function in np.flatnonzero(self.groups.reward_weights):
-            lacking |= self.of_entries(named & ~stored[:, function]) & fresh[:, [function]]
+            lacking |= self.of_entries(~stored[:, function]) & fresh[:, [function]]
         return lacking
 
     def as_groups(self, dead: Bools) -> Groups:
         """The mixed groups as a plugin sees them."""
         return replace(
             self.groups,
-            rewards=self.rewards_with_file_totals(),
+            rewards=self.column("row_rewards", self.groups.rewards),
             advantages=self.plan.advantages,
             lengths=self.column("row_length", self.groups.lengths),
             trainable=self.trainable,
@@ -225,8 +206,6 @@ class Mixing:
         table = mixed.table
         anew = mixed.computed[:, None]
         unknown = np.asarray(np.isnan(table.row_total).all(axis=1))  # scored by functions of another run
-        if rule.takes_functions_apart:  # what a file that does not name its functions does not tell
-            unknown |= ~np.isnan(table.row_other_reward).all(axis=1)
         silent = mixed.column("row_trains", np.ones(mixed.plan.entry.shape, bool)) == 0
         unfit: dict[str, Callable[[], Bools]] = {
             "a stored row can't be mixed: its rewards are not known, or not of each function": (

@@ -13,6 +13,7 @@ from ..extras.advice.summary import RunAdvisor
 from ..extras.asynchronous.session import AsyncSession, make_session
 from ..extras.files.session_files import Files
 from ..extras.unsloth.layout_probe import check_layout
+from ..extras.unsloth.loss import as_trl
 from ..session import Session
 from ..setup.assembly import assemble, idle_components, of_loss
 from ..setup.config import ReplayConfig
@@ -77,7 +78,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         for text in misgivings(trainer, in_force, components):
             warnings.warn(text, stacklevel=2)
     session = Session(trainer, in_force, components, RunAdvisor())
-    session.files = Files(lambda: session.trainer, components, session.roll_call)
+    session.files = Files(session, as_trl)
     if session.enabled:
         session.tap.classes.check(trainer)
         _begin(trainer, session)
@@ -96,7 +97,7 @@ def _begin_queue(trainer: Any, session: AsyncSession) -> AsyncSession:
     if trainer.is_in_train:
         raise AttachError("Attach to an AsyncGRPOTrainer before train(): its dataset has taken its queue by now.")
     refuse_foreign_overrides(trainer, False)
-    session.files = Files(lambda: session.trainer, session.components, session.roll_call)
+    session.files = Files(session)
     _begin(trainer, session)
     return session
 

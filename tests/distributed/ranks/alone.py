@@ -17,6 +17,7 @@ from support import At, Spy
 
 import trl_replay
 from trl_replay import compat
+from trl_replay.extras.files.rollouts import Rollouts
 
 RANK = int(os.environ["RANK"])
 BRIEF = 6
@@ -245,7 +246,7 @@ def adding_too_many(case):
     rows = [{**row, "prompt": f"{number}-1="} for number in range(6) for row in TEACHER]
 
     def add():
-        with mock.patch.object(compat, "with_old_logps", side_effect=compat.with_old_logps) as computed:
+        with mock.patch.object(compat, "forward_logps", side_effect=compat.forward_logps) as computed:
             case.session.add(rows)
         forwards.append(computed.call_count)
         return case.session.buffer.table.row_logp.ravel().tolist()
@@ -255,19 +256,14 @@ def adding_too_many(case):
 
 
 def failing(case):
-    """The forward that computes log-probs fails on one rank."""
-    stock = type(case.trainer)._get_per_token_logps_and_entropies
+    """What is done with a file's rows once the trainer has scored them fails on one rank."""
 
-    def forward(self, *args, **kwargs):
-        if RANK == 1 and not self.model.training:
+    def check(rollouts, batch):
+        if RANK == 1:
             raise torch.OutOfMemoryError("no memory on this rank")
-        return stock(self, *args, **kwargs)
 
-    type(case.trainer)._get_per_token_logps_and_entropies = forward
-    try:
+    with mock.patch.object(Rollouts, "check", check):
         return adding(case, ranks=(0, 1))
-    finally:
-        type(case.trainer)._get_per_token_logps_and_entropies = stock
 
 
 def composing(case):

@@ -192,7 +192,7 @@ def scored(folder, failing=-1):
 
     trainer.reward_funcs, trainer.reward_func_names = [graded], ["graded"]
     session = trl_replay.attach(trainer, replay_scope="gathered")
-    session.add([{"prompt": f"{n}=", "completion": text} for n in range(1, 8) for text in "2345"])
+    session.add([{"prompt": f"{n}=", "completion": text} for n in range(1, 8) for text in "2345"], rescore=True)
     return {"seen": seen, "rewards": session.buffer.table.row_reward.tolist()}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import compat
 from ...batch.samples import completion_numbers, conversations, cut_samples, first_trained
 from ...batch.stored import trainable_sums, with_rewards
 from ...data.rewards import have_equal_rewards, is_rounding_error
@@ -120,6 +121,29 @@ class SampleReader:
         """The group as it is stored: a row a sample."""
         rewards = [self.rewards_of(sample) for sample in samples]
         return with_rewards(cut_samples(samples), np.array(rewards))
+
+
+def sample_of_row(row: Any, advantage: float, names: Sequence[str]) -> Any:
+    """Make a sample of a row of a file.
+
+    Args:
+        row (`Rollout`): With token ids, log-probs, and rewards.
+        advantage (`float`): Its advantage.
+        names (`Sequence[str]`): Of its rewards.
+    """
+    nothing = np.zeros(len(row.prompt_ids))
+    trains = not row.masked and row.told.get("completion_mask", np.ones(1)).any()
+    return compat.rollout_sample()(
+        prompt=[],
+        completion=[{"role": "assistant", "content": row.label}],
+        input_ids=np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64),
+        completion_mask=np.concatenate([nothing, row.mask * trains]).astype(np.int64),
+        old_log_probs=np.concatenate([nothing, row.told[compat.OLD_LOGPS]]).astype(np.float32),
+        advantage=advantage,
+        model_version=0,
+        group_id=-1,
+        metrics={f"rewards/{name}": value for name, value in zip(names, row.rewards.tolist(), strict=True)},
+    )
 
 
 def can_train(samples: Sequence[Any]) -> bool:

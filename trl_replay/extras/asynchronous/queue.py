@@ -85,7 +85,7 @@ class ReplayQueue:
         self.waited = 0
         self.paused = self.detached = False
         self._view = view
-        self._reading = reading
+        self.reading = reading
         self._components = components
         self._buffer = components.buffer
         self._clock = components.buffer.clock
@@ -131,7 +131,7 @@ class ReplayQueue:
             given = self._pass_on()
             if given is not None:
                 return given
-            if self._receive(0.0) or self._close(self._reading.is_whole):
+            if self._receive(0.0) or self._close(self.reading.is_whole):
                 continue
             may_replay = self._may_replay_waiting()
             if (self._open or may_replay) and self._receive(GAP if self._open else GRACE):
@@ -198,8 +198,8 @@ class ReplayQueue:
             group = self._open[number] = OpenGroup(number, self._buffer.take_serials(1)[0])
         group.rows.append(sample)
         self._line.append(QueuedSample(sample, group.serial, group))
-        group.live = group.live or self._reading.are_live(group.rows)
-        self._close(lambda rows: rows is not group.rows and self._reading.is_whole(rows))
+        group.live = group.live or self.reading.are_live(group.rows)
+        self._close(lambda rows: rows is not group.rows and self.reading.is_whole(rows))
         first = next(iter(self._open.values()))
         if group.serial - first.serial >= OPEN_GROUPS:
             self._judge(first)
@@ -232,8 +232,8 @@ class ReplayQueue:
     def _judge(self, group: OpenGroup) -> None:
         """Decide about a complete group: it passes and is stored, or it is dropped and another one takes its place."""
         del self._open[group.id]
-        payload = self._reading.payload(group.rows)
-        view = self._reading.view(group.rows, self._born(group.rows[0]), payload)
+        payload = self.reading.payload(group.rows)
+        view = self.reading.view(group.rows, self._born(group.rows[0]), payload)
         tally = Tally(groups=1)
         self._components.success.note(view.reward, view.reward_size)
         solved = self._buffer.observe([view], tally)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from ... import compat
 from ...base.progress import KeptErrors
 from ...base.sizes import counted
 from ...base.validation import AUTO
+from ...batch.samples import HELD
+from ...buffer import Newcomer
+from ...data.counters import Tally
 from ...data.prompt_table import PromptTable
-from ...data.types import Batch, Entry
+from ...data.types import FROM_FILE, Batch, Entry
 from ...distributed.all_ranks import run_on_all_ranks
 from ...distributed.roll_call import roll_call_of
 from ...errors import ReplayError
@@ -29,7 +33,7 @@ from ...setup.components import Components, OfLoss
 from ...setup.config import ReplayConfig
 from ...setup.settings import Settings
 from ..advice.summary import RunAdvisor
-from .groups import SampleReader
+from .groups import SampleReader, sample_of_row
 from .preflight import queue_preflight
 from .queue import ReplayQueue
 from .view import TrainerView
@@ -183,13 +187,35 @@ class AsyncSession:
         """Hold while a checkpoint is written."""
         return nullcontext() if self.queue is None else self.queue.counted_as_trained()
 
-    def add(
-        self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None, rescore: bool = False
-    ) -> int:
-        """Add groups made elsewhere: see [`Session.add`]. On the main process only; the others add none."""
+    def add(self, source: Any, incomplete: str = "refuse", rescore: bool = False) -> int:
+        """Add groups that another session exported: see [`Session.add`]. On the main process only; the others add
+        none."""
         if self.detached:
             raise ReplayError(NOT_ATTACHED)
-        return 0 if self.queue is None else self.files.add(source, incomplete, columns, rescore)
+        return 0 if self.queue is None else self.files.add(source, incomplete, rescore)
+
+    def keep(self, rows: Sequence[Any], advantages: Sequence[float], tally: Tally) -> None:
+        """A group of another session's export enters the buffer.
+
+        Args:
+            rows (`Sequence`): With token ids, log-probs, rewards, and a task.
+            advantages (`Sequence[float]`): Of each.
+            tally ([`Tally`]): Counts what becomes of it.
+        """
+        assert self.queue is not None
+        names = self.trainer.reward_func_names
+        samples = [sample_of_row(row, value, names) for row, value in zip(rows, advantages, strict=True)]
+        reading = self.queue.reading
+        payload = reading.payload(samples)
+        view = replace(
+            reading.view(samples, self.update - 1, payload),
+            prompt=np.array([rows[0].task]),
+            masked=np.array([[row.masked for row in rows]]),
+            origin=np.array([FROM_FILE]),
+        )
+        (serial,) = self.buffer.take_serials(1)
+        newcomer = Newcomer(serial, payload.nbytes, HELD, payload=payload)
+        self.buffer.extend(view, [newcomer], tally)
 
     def entry(self, serial: int) -> Entry:
         """Read an entry of the buffer: see [`Session.entry`]."""

@@ -15,13 +15,13 @@ from ...base.files import replacing
 from ...batch.samples import masked_rows
 from ...buffer import ReplayBuffer
 from ...checkpoint import format as saved
-from ...data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVANTAGES
+from ...data.fields import ADVANTAGES, STORED_REWARDS, TOKEN_ADVANTAGES
 from ...data.table import Table
 from ...data.tasks import Tasks
 from ...data.types import Entry, Group
 from ...errors import CheckpointError, ReplayError
-from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, DatasetColumns, dataset_rows
-from .schema import FINGERPRINT, TOKENS, reward_columns
+from .file_tasks import IN_JSON, TASK, DatasetColumns, dataset_rows
+from .schema import EXPORTED, FINGERPRINT, reward_columns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -45,7 +45,6 @@ class Source(NamedTuple):
         tokenizer (`Any`): Decodes them.
         reward_functions (`Sequence[str]`): Names of the reward functions.
         fingerprint (`str`): Of the tokenizer.
-        task_columns (`Sequence[str]`, *optional*): `replay_task_columns`.
         dataset ([`DatasetColumns`]): The dataset's columns, as far as the dataset is at hand.
     """
 
@@ -53,7 +52,6 @@ class Source(NamedTuple):
     tokenizer: Any
     reward_functions: Sequence[str]
     fingerprint: str
-    task_columns: Sequence[str] | None
     dataset: DatasetColumns
 
 
@@ -72,7 +70,6 @@ def of_buffer(buffer: ReplayBuffer, tasks: Tasks, trainer: Any) -> Source:
         tokenizer=compat.tokenizer(trainer),
         reward_functions=list(trainer.reward_func_names),
         fingerprint=compat.tokenizer_fingerprint(trainer),
-        task_columns=tasks.columns,
         dataset=DatasetColumns(dataset_rows(trainer, tasks, table.prompt.tolist())),
     )
 
@@ -88,10 +85,10 @@ def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
     row = int(np.flatnonzero(table.serial == serial)[0])
     entry = StoredEntry(_columns(table, row), buffer.load(serial))
     functions = list(trainer.reward_func_names)
-    source = Source([entry], compat.tokenizer(trainer), functions, "", None, DatasetColumns({}))
+    source = Source([entry], compat.tokenizer(trainer), functions, "", DatasetColumns({}))
     rows = list(rows_of(serial, entry, source))
     values = {name: [held[name] for held in rows] for name in rows[0]}
-    named = reward_columns(functions) if STORED_REWARDS in entry.group.tensors else ["reward"]
+    named = reward_columns(functions)
     return Entry(
         serial=serial,
         prompts=values["prompt"],
@@ -135,7 +132,6 @@ def of_checkpoint(folder: str | Path) -> Source:
         tokenizer=tokenizer,
         reward_functions=first.session["reward_rule"][0],
         fingerprint=first.identity.tokenizer,
-        task_columns=first.identity.task_columns,
         dataset=DatasetColumns({}),
     )
 
@@ -179,7 +175,6 @@ def _schema(source: Source) -> pyarrow.Schema:
         "prompt_ids": ints,
         "completion_ids": ints,
         **dict.fromkeys(reward_columns(source.reward_functions), pyarrow.float32()),
-        "reward": pyarrow.float32(),
         "advantage": pyarrow.float32(),
         "masked": pyarrow.bool_(),
         "forked": pyarrow.bool_(),
@@ -188,15 +183,11 @@ def _schema(source: Source) -> pyarrow.Schema:
         "score": pyarrow.float64(),
         "group": pyarrow.int64(),
         "images": pyarrow.int32(),
-        **dict.fromkeys(TOKENS, floats),
+        **dict.fromkeys(EXPORTED, floats),
         TASK: pyarrow.int64(),
     }
     columns |= dict.fromkeys(source.dataset.names, pyarrow.string())
-    metadata = {
-        FINGERPRINT: source.fingerprint,
-        TASK_COLUMNS: json.dumps(source.task_columns),
-        IN_JSON: json.dumps(source.dataset.in_json),
-    }
+    metadata = {FINGERPRINT: source.fingerprint, IN_JSON: json.dumps(source.dataset.in_json)}
     return pyarrow.schema(list(columns.items())).with_metadata(metadata)
 
 
@@ -210,23 +201,21 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
     if len(prompts) == 1:
         prompts = prompts * size
     completions = _split(tensors["completion_ids"], lengths)
-    tokens = {key: _split(tensors[key], lengths) for key in TOKENS if _is_flat(group, key)}
+    tokens = {key: _split(tensors[key], lengths) for key in EXPORTED if _is_flat(group, key)}
     rewards = _rewards_of(group)
-    reward = tensors.get(STORED_REWARD)
     no_images = torch.zeros(1, dtype=torch.int32)
     images = tensors.get("num_images", no_images).expand(size).tolist()
     reward_names = reward_columns(source.reward_functions)
     of_dataset = source.dataset.of(entry.columns["prompt"])
     masked = masked_rows(group, entry.columns["row_masked"])
     for row in range(size):
-        named = dict(zip(reward_names, rewards[row], strict=False))
+        named = dict(zip(reward_names, rewards[row], strict=True))
         yield {
             "prompt": source.tokenizer.decode(prompts[row]),
             "completion": source.tokenizer.decode(completions[row], skip_special_tokens=True),
             "prompt_ids": prompts[row],
             "completion_ids": completions[row],
             **{column: None if np.isnan(value) else value for column, value in named.items()},
-            "reward": None if reward is None else float(reward[row]),
             "advantage": None if ADVANTAGES in tokens else float(group.advantages[row]),
             "masked": masked[row],
             "forked": size > len(entry.columns["row_masked"]),
@@ -242,12 +231,8 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
 
 
 def _rewards_of(group: Group) -> list[list[float]]:
-    """Of each row, the raw reward of each function, NaN where it returned None; nothing where other functions gave
-    them."""
-    rewards = group.tensors.get(STORED_REWARDS)
-    if rewards is None:
-        return [[] for _ in group.completion_lengths]
-    by_row: list[list[float]] = rewards.tolist()
+    """Of each row, the raw reward of each function, NaN where it returned None."""
+    by_row: list[list[float]] = group.tensors[STORED_REWARDS].tolist()
     return by_row
 
 

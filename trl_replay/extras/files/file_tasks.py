@@ -3,117 +3,98 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 from ... import compat
 from ...data.tasks import PROMPT_COLUMNS, Tasks
-from ...errors import ReplayError, SeamError
+from ...errors import SeamError
 from ...generation.dataset_rows import Dataset
-from .schema import FINGERPRINT, Row, own_column
+from .schema import Row, own_column
 
 TASK = "trl_replay_task"
-"""Column of the task's hash. It counts where the file was written with the same `replay_task_columns`."""
-TASK_COLUMNS = "trl_replay_task_columns"
-"""Key of a Parquet file's metadata: `replay_task_columns`, as JSON."""
+"""Column of the task's hash."""
 IN_JSON = "trl_replay_json"
 """Key of a Parquet file's metadata: which columns hold JSON."""
-UNKNOWN = 0
-"""A task that a file does not tell."""
-AMBIGUOUS = "its file does not say which of several tasks it is"
+
+
+class RowError(ValueError):
+    """Why the trainer could not have made a row. It counts; nothing is raised to the user."""
 
 
 class FileTasks:
-    """Tells the tasks of a file's rows by the columns of the trainer's dataset.
+    """Finds the dataset's rows that a file's rows are of.
 
     Args:
-        trainer (`trl.GRPOTrainer`): Whose tasks they may be.
-        tasks ([`Tasks`]): Tells them apart.
-        metadata (`Mapping[str, str]`): Of the file.
-
-    Attributes:
-        dataset ([`Dataset`]): The trainer's.
+        trainer (`trl.GRPOTrainer`): With the dataset.
+        tasks ([`Tasks`]): Tells its rows apart.
     """
 
-    def __init__(self, trainer: Any, tasks: Tasks, metadata: Mapping[str, str]) -> None:
+    def __init__(self, trainer: Any, tasks: Tasks) -> None:
+        self._dataset = dataset_of(trainer, tasks)
         self._tasks = tasks
-        self.dataset = dataset_of(trainer, tasks)
-        self._columns = _columns(trainer, self.dataset, tasks)
-        self._is_exported = FINGERPRINT in metadata
-        self._trusts_hash = metadata.get(TASK_COLUMNS) == json.dumps(tasks.columns)
-        self._by_prompt: dict[int, int] | None = None
+        self._columns = set() if compat.has_environments(trainer) else self._dataset.columns or set()
+        self._needed = self._columns if tasks.columns is None else {"prompt", *tasks.columns}
 
-    def of(self, row: Row) -> int:
-        """The task of a row; `UNKNOWN` if several tasks have its prompt, or that can't be told."""
-        columns = self._columns or set()
-        found = self._found(row, columns)
-        told = max(int(row.get(TASK) or UNKNOWN), UNKNOWN)  # a group's own is no other run's
-        if found.get("prompt") is not None and columns - {*PROMPT_COLUMNS[1:]} <= found.keys():
-            key = self._tasks.key(found)
-            if self._is_exported or told in (key, UNKNOWN) or self.dataset.size is None:
-                return key
-            if key in self._known or told not in self._known:
-                return key
-            return told  # exported, and read by others: what was a list or a number in its columns is text now
-        if self._trusts_hash and row.get(TASK):
-            return told
-        if self._columns is None or self.dataset.size is None:
-            return UNKNOWN
-        return self._of_prompt({**found, "prompt": found.get("prompt") or row["prompt"]})
+    def of(self, row: Row, exported: bool) -> tuple[dict[str, Any], int]:
+        """Return the trainer's input for a row: with the columns of the file and, where it lacks some, those of the
+        dataset's row of its task; and that task.
 
-    def row(self, row: Row, task: int) -> dict[str, Any]:
-        """Return the row of the dataset that a file's row stands for: with the file's columns, and where it lacks
-        some, those of the dataset's row of its task.
+        Args:
+            row (`Mapping`): Of the file.
+            exported (`bool`): Whether a session exported it.
 
         Raises:
-            ReplayError: Neither has a column.
+            RowError: Several rows of the dataset have its prompt.
         """
-        columns = self.dataset.columns
-        if columns is None:  # a stream that does not tell them
-            columns = {name for name in row if not own_column(name) and name != TASK}
-        found = self._found(row, columns)
-        number = self.dataset.number_of(task) if self.dataset.size is not None and task > UNKNOWN else None
-        made = {"prompt": row["prompt"]} | ({} if number is None else self.dataset.row(number)) | found
-        missing = sorted(columns - made.keys() - {*PROMPT_COLUMNS})
-        if missing:
-            raise ReplayError(
-                f"it lacks {', '.join(map(repr, missing))}, which reward functions get from the dataset, and no one "
-                "row of that has its prompt: add the columns to the file (null, if the functions read none)"
-            )
-        return {name: made[name] for name in made if name in columns or name == "prompt"}
+        names = {name: column_name(name, row, exported) for name in self._columns}
+        found = {name: row[column] for name, column in names.items() if column in row}
+        made = {"prompt": row["prompt"], **found}
+        told = max(int(row.get(TASK) or 0), 0)  # a group's own, below 0, is no other run's
+        is_told = self._needed <= made.keys()
+        key = self._tasks.key(made) if is_told else 0
+        if told not in (key, 0) and told in self._numbers:  # its columns are no longer as they were: texts, for lists
+            return self._dataset.row(self._numbers[told]), told
+        if not is_told:
+            of_prompt = self._by_prompt.get(_of_prompt(made), {})
+            if len(of_prompt) > 1:
+                lacking = ", ".join(map(repr, sorted(self._columns - made.keys())))
+                raise RowError(f"several rows of the dataset have its prompt: add the columns {lacking}")
+            key = next(iter(of_prompt), told or _of_prompt(made))
+        number = None if self._columns <= made.keys() else self._numbers.get(key)
+        return ({} if number is None else self._dataset.row(number)) | made, key
 
     @cached_property
-    def prompt_form(self) -> type | None:
-        """`list` where the dataset's prompts are messages, `str` where they are texts; None where that is not
-        known."""
-        if not self.dataset.size:
-            return None
-        prompt = self.dataset.row(0).get("prompt")
-        return type(prompt) if isinstance(prompt, str | list) else None
-
-    def _found(self, row: Row, columns: Set[str]) -> dict[str, Any]:
-        """The dataset's columns that a row has."""
-        named = {name: column_name(name, row, self._is_exported) for name in columns}
-        return {name: row[column] for name, column in named.items() if column in row}
+    def _by_prompt(self) -> dict[int, dict[int, int]]:
+        """By each prompt of the dataset, the first row of each of its tasks; none of a stream."""
+        found: dict[int, dict[int, int]] = {}
+        if self._dataset.size is not None and self._columns:
+            with suppress(SeamError):  # a collator that makes something else of rows
+                for number, row in enumerate(self._dataset):
+                    found.setdefault(_of_prompt(row), {}).setdefault(self._tasks.key(row), number)
+        return found
 
     @cached_property
-    def _known(self) -> set[int]:
-        """The tasks of the dataset."""
-        return {self._tasks.key(row) for row in self.dataset}
+    def _numbers(self) -> dict[int, int]:
+        """The dataset's rows, by task."""
+        return {key: number for of_prompt in self._by_prompt.values() for key, number in of_prompt.items()}
 
-    def _of_prompt(self, found: Mapping[str, Any]) -> int:
-        """The task of a row that lacks columns: the one with its prompt."""
-        alone = Tasks([])
-        if self._by_prompt is None:
-            self._by_prompt = {}
-            for row in self.dataset:
-                key = self._tasks.key(row)
-                if self._by_prompt.setdefault(alone.key(row), key) != key:
-                    self._by_prompt[alone.key(row)] = UNKNOWN
-        prompt = alone.key(found)
-        return self._by_prompt.get(prompt, prompt)
+    @cached_property
+    def first_prompt(self) -> Any:
+        """The dataset's first prompt, text or messages; None where that is not known."""
+        with suppress(SeamError):
+            return self._dataset.row(0).get("prompt") if self._dataset.size else None
+        return None
+
+    def lacking(self, made: Mapping[str, Any]) -> list[str]:
+        """Return the dataset's columns that an input lacks."""
+        return sorted(self._columns - made.keys() - {*PROMPT_COLUMNS})
+
+
+def _of_prompt(row: Mapping[str, Any]) -> int:
+    return Tasks([]).key({"prompt": row.get("prompt")})
 
 
 class DatasetColumns:
@@ -154,7 +135,7 @@ class DatasetColumns:
 def dataset_rows(trainer: Any, tasks: Tasks, wanted: Sequence[int]) -> dict[int, Mapping[str, Any]]:
     """The dataset's rows of these tasks, as far as there are any; reads the dataset until all are found."""
     dataset = dataset_of(trainer, tasks)
-    left = {task for task in wanted if task > UNKNOWN}
+    left = {task for task in wanted if task > 0}
     found: dict[int, Mapping[str, Any]] = {}
     if dataset.size is None:
         return found
@@ -193,12 +174,3 @@ def _listed(value: Any) -> Any:
 def dataset_of(trainer: Any, tasks: Tasks) -> Dataset:
     """The dataset that the trainer trains on."""
     return Dataset(lambda: compat.training_data(trainer), tasks.key)
-
-
-def _columns(trainer: Any, dataset: Dataset, tasks: Tasks) -> set[str] | None:
-    """The columns that tell tasks apart; None if they are not known, or do not tell it alone."""
-    if compat.has_environments(trainer):
-        return None
-    if tasks.columns is not None:
-        return {"prompt", *tasks.columns}
-    return dataset.columns

@@ -20,76 +20,70 @@ FINGERPRINT = "trl_replay_tokenizer"
 """Key of a Parquet file's metadata: a hash of the tokenizer that made its token ids."""
 CHARACTERS_SHOWN = 80
 """Characters of a value that an error shows."""
-TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
-TOKENS += (ADVANTAGES,)
-"""Token-level fields, each a column of lists; null where all values are implied or absent."""
+MASKS = ("completion_mask", "tool_mask")
+"""Fields that tell which tokens are trained on."""
+TOKENS = (*MASKS, compat.OLD_LOGPS, compat.SAMPLING_LOGPS, ADVANTAGES)
+"""Token-level fields that are read, each a column of lists; null where all values are implied or absent."""
+EXPORTED = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
+EXPORTED += (ADVANTAGES,)
+"""Those that are written."""
+TEXTS = ("prompt", "completion")
 OWN = {"completion", "prompt_ids", "completion_ids", "reward", "advantage", "masked", "update", "uses", "score"}
-OWN |= {"group", "images", "forked", *TOKENS}
+OWN |= {"group", "images", "forked", *EXPORTED}
 """Columns that are a file's."""
 WRITTEN_OUT = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
 """How a text begins that pandas, or JSON, made of messages."""
-MASKS = ("completion_mask", "tool_mask")
-"""Fields that tell which tokens are trained on."""
 LOGP_FLOOR = -1000.0
 """Least log-prob that a model gives: its logits lie within about 100 of each other, and a temperature of 0.1 makes
 1000 of that. Below are the fillers for "none": vLLM's server writes -9999, others -1e9 or float32's least."""
 LOGP_CEILING = 1e-3
 """Most that rounding can make of a log-prob of 0: float32 at logits of 1000 is off by less."""
-RATIO_CEILING = 1000.0
-"""Largest ratio between trainer and sampler. TRL clips it at 3 unless told otherwise, and stores 0 for what its mask
-modes leave out."""
 
 
-def checked(row: Any, label: str, vocabulary: int) -> Row:
-    """Return the row if it can be used.
+def checked(given: Any, label: str, vocabulary: int) -> Row:
+    """Return the row if it can be used, with ids in the columns for ids.
 
     Args:
-        row (`Any`): As read.
+        given (`Any`): As read.
         label (`str`): What an error calls it.
         vocabulary (`int`): Token ids that the model knows.
 
     Raises:
         ReplayError: It lacks something, or has a value of another kind, or one that can't be.
     """
-    if not isinstance(row, Mapping):
-        raise ReplayError(f"{label} is {_show(row)}, not a mapping.")
-    _refuse_lacking(row, label)
+    if not isinstance(given, Mapping):
+        raise ReplayError(
+            f"{label} is {shown(given)}, not a mapping: of a table, give datasets.Dataset.from_pandas(table)."
+        )
+    ids = {f"{name}_ids": given[name] for name in TEXTS if _is_list_of_ids(given.get(name))}
+    row: Row = {**given, **ids}
+    missing = [name for name in TEXTS if name not in row and row.get(f"{name}_ids") is None]
+    if missing:
+        raise ReplayError(
+            f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}. One row is one completion: "
+            "docs/files.md has the two lines that convert other forms."
+        )
     for name, value in row.items():
-        if value is None:
-            continue
-        fault = _fault(name, value, vocabulary)
+        fault = None if value is None else _fault(name, value, vocabulary)
         if fault is not None:
             raise _refusal(label, name, value, fault)
+    reward = row.get("reward")
+    if reward is not None and math.isnan(reward) and not any(name.startswith("reward/") for name in row):
+        raise _refusal(label, "reward", reward, "is no number")
     if row.get("completion_ids") is not None:  # without them, nothing token-level is read
         _refuse_token_values(row, label)
     return row
 
 
-def _refuse_lacking(row: Row, label: str) -> None:
-    """Refuse a row without texts; a NaN reward is named as such."""
-    missing = ["prompt"] if row.get("prompt") is None else []
-    missing += [] if "completion" in row else ["completion"]  # null where a rollout failed
-    if missing:
-        raise ReplayError(
-            f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}. If that is another column, name "
-            f"it: session.add(…, columns={{'its name': {missing[0]!r}}}), or rename it in the file."
-        )
-    if is_nan(row.get("reward")) and not _names_functions(row):
-        raise _refusal(label, "reward", row["reward"], "is no number")
-
-
-def lacks_reward(row: Row) -> bool:
-    """Tell whether a row has no reward of any kind. (One that no function scored has columns of functions.)"""
-    return row.get("reward") is None and not _names_functions(row)
-
-
-def _names_functions(row: Row) -> bool:
-    return any(name.startswith("reward/") for name in row)
+def _is_list_of_ids(value: Any) -> bool:
+    return not isinstance(value, str) and are_numbers(value, 1) and len(value) > 0
 
 
 def _fault(name: str, value: Any, vocabulary: int) -> str | None:
     """Return the fault in a column's value, if its kind is wrong."""
-    if name in ("prompt", "completion"):
+    if name in TEXTS:
+        if _is_list_of_ids(value):
+            return None
         is_none = name == "completion" and isinstance(value, list | np.ndarray) and not len(value)
         return None if is_none else _text_fault(value)
     if name in ("reward", "advantage") or name.startswith("reward/"):
@@ -99,12 +93,14 @@ def _fault(name: str, value: Any, vocabulary: int) -> str | None:
             return "is not finite"
         too_large = abs(float(value)) > LARGEST_ADVANTAGE
         return f"is larger than {LARGEST_ADVANTAGE:g}, which no gradient of float32 bears" if too_large else None
-    if name in ("masked", "forked"):
+    if name in ("masked", "forked", "is_truncated"):
         return None if isinstance(value, bool | np.bool_) else "is neither true nor false"
     if name in ("prompt_ids", "completion_ids"):
         return None if _are_ids(value, vocabulary) else "are no token ids of this model"
     if name in TOKENS:
         return None if are_numbers(value, 1) else "are no numbers"
+    if name == "error" and isinstance(value, list | tuple):
+        return "is a list: one row is one completion (docs/files.md)"
     return None
 
 
@@ -139,12 +135,8 @@ def _possible(name: str, numbers: Floats, trained: Bools) -> tuple[Bools, str]:
         within = (numbers >= LOGP_FLOOR) & (numbers <= LOGP_CEILING)
         fault = f"is no log-prob: these lie between {LOGP_FLOOR:g} and 0"
         return within | ~np.isfinite(numbers) | ~trained, fault
-    if name == ADVANTAGES:
-        within = np.isfinite(numbers) & (np.abs(numbers) <= LARGEST_ADVANTAGE)
-        return within, f"is no advantage: these are finite, and {LARGEST_ADVANTAGE:g} at most"
-    assert name == compat.IS_RATIO, name
-    within = (numbers >= 0) & (numbers <= RATIO_CEILING)
-    return within, f"is no ratio between trainer and sampler: these lie between 0 and {RATIO_CEILING:g}"
+    within = np.isfinite(numbers) & (np.abs(numbers) <= LARGEST_ADVANTAGE)
+    return within, f"is no advantage: these are finite, and {LARGEST_ADVANTAGE:g} at most"
 
 
 def compact(row: dict[str, Any]) -> dict[str, Any]:
@@ -153,14 +145,8 @@ def compact(row: dict[str, Any]) -> dict[str, Any]:
         value = row.get(name)
         if isinstance(value, list) and None not in value:
             numbers = np.array(value)
-            is_float = numbers.dtype.kind == "f"
-            row[name] = numbers.astype(np.float32) if is_float else numbers
+            row[name] = numbers.astype(np.float32 if numbers.dtype.kind == "f" else np.int32)
     return row
-
-
-def is_nan(value: Any) -> bool:
-    """Tell NaN of any type from other values."""
-    return are_numbers(value, 0) and math.isnan(value)
 
 
 def reward_columns(names: Sequence[str]) -> list[str]:
@@ -193,6 +179,8 @@ def has_images(row: Row) -> bool:
 
 def _text_fault(value: Any) -> str | None:
     """Return the fault in a prompt or a completion."""
+    if are_numbers(value, 0):
+        return "is a number: CSV holds no text that looks like one, so give JSONL or Parquet"
     if not isinstance(value, str) and not _are_messages(value):
         return "is neither text nor messages"
     if isinstance(value, str) and WRITTEN_OUT.match(value):
@@ -238,9 +226,10 @@ def _are_ids(value: Any, vocabulary: int) -> bool:
 
 
 def _refusal(label: str, name: str, value: Any, reason: str) -> ReplayError:
-    return ReplayError(f"{label} has {name}={_show(value)}, which {reason}.")
+    return ReplayError(f"{label} has {name}={shown(value)}, which {reason}.")
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """A value as errors show it."""
+    text = repr(value.tolist() if isinstance(value, np.ndarray) else value)
     return text if len(text) <= CHARACTERS_SHOWN else f"{text[:CHARACTERS_SHOWN]}…"

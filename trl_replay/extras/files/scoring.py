@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from accelerate.utils import tqdm
 from ... import compat
 from ...distributed.all_ranks import run_on_all_ranks
 from ...errors import ReplayError
-from .reader import Member, OfflineGroup
+from .file_tasks import FileTasks
+from .reader import Rollout, RolloutGroup
 from .tokens import cleaned, has_turns
 
 
@@ -34,53 +35,39 @@ class AsGenerated:
     completion_ids: list[list[int]]
 
 
-def scored(trainer: Any, groups: Sequence[OfflineGroup], source: str, ranks: int) -> list[OfflineGroup]:
-    """Return the groups with the rewards of those that have none. Each rank computes its part; call it on all ranks,
-    with the same groups.
+def score(trainer: Any, tasks: FileTasks, groups: Sequence[RolloutGroup], source: str, ranks: int) -> None:
+    """Give the rows of these groups their rewards: TRL's second half of scoring, alone. Each rank computes its part;
+    call it on all ranks, with the same groups.
 
     Raises:
         ReplayError: A row can't be scored: names it; or a reward function fails.
     """
-    made = list(groups)
-    waiting = [number for number, group in enumerate(groups) if group.unscored]
-    if not waiting:
-        return made
-    _refuse_foreign_rewards(trainer, groups[waiting[0]].unscored[0])
+    if not groups:
+        return
+    if compat.has_environments(trainer):
+        raise ReplayError(
+            f"{groups[0][0].label} can't be scored: rewards that depend on an environment need its episode. Give "
+            "rewards, a column for each function."
+        )
     size = trainer.num_generations
     most = max(compat.local_rows(trainer) // size, 1) * ranks  # groups that all ranks score at once
-    with tqdm(total=len(waiting), desc="Rewards of a file's groups", disable=trainer.args.disable_tqdm) as bar:
-        for start in range(0, len(waiting), most):
-            numbers = waiting[start : start + most]
-            filled = numbers + numbers[-1:] * (-len(numbers) % ranks)  # all ranks gather as many rows
+    with tqdm(total=len(groups), desc="Rewards of a file's groups", disable=trainer.args.disable_tqdm) as bar:
+        for start in range(0, len(groups), most):
+            piece = list(groups[start : start + most])
+            filled = piece + piece[-1:] * (-len(piece) % ranks)  # all ranks gather as many rows
             part = len(filled) // ranks
             first = int(trainer.accelerator.process_index) * part
-            mine = [groups[number] for number in filled[first : first + part]]
-            rewards = _rewards(trainer, mine, source, ranks == 1).view(len(filled), size, -1)
-            for number, of_group in zip(numbers, rewards.double().cpu().numpy(), strict=False):
-                made[number] = replace(groups[number], rewards=of_group, unscored=())
-            bar.update(len(numbers))
-    return made
+            rows = [one for group in filled[first : first + part] for one in group]
+            rewards = _rewards(trainer, tasks, rows, source, ranks == 1).double().cpu().numpy()
+            for one, of_row in zip((one for group in piece for one in group), rewards, strict=False):
+                one.rewards = of_row
+            bar.update(len(piece))
 
 
-def _refuse_foreign_rewards(trainer: Any, member: Member) -> None:
-    """Refuse to score where the trainer can't.
-
-    Raises:
-        ReplayError: Names a row.
-    """
-    reason = ""
-    if not compat.computes_rewards(trainer):
-        reason = "an asynchronous trainer's worker computes rewards of its own completions only"
-    elif compat.has_environments(trainer):
-        reason = "rewards that depend on an environment need its episode"
-    if reason:
-        raise ReplayError(f"{member.label} has no reward, or is to be scored anew, and can't be: {reason}.")
-
-
-def _rewards(trainer: Any, groups: Sequence[OfflineGroup], source: str, alone: bool) -> torch.Tensor:
+def _rewards(trainer: Any, tasks: FileTasks, given: Sequence[Rollout], source: str, alone: bool) -> torch.Tensor:
     """`(rows of all ranks, functions)`: NaN for None."""
     made: list[AsGenerated] = []
-    run_on_all_ranks(lambda: made.append(_as_generated(trainer, groups)), ReplayError, alone)
+    run_on_all_ranks(lambda: made.append(_as_generated(trainer, tasks, given)), ReplayError, alone)
     (rows,) = made
     errors: list[tuple[str, Exception]] = []
     functions = trainer.reward_funcs
@@ -88,7 +75,7 @@ def _rewards(trainer: Any, groups: Sequence[OfflineGroup], source: str, alone: b
         _guarded(function, name, errors) for function, name in zip(functions, trainer.reward_func_names, strict=True)
     ]
     try:
-        with compat.unlogged(trainer):
+        with compat.unnoticed(trainer, {}):
             method = getattr(type(trainer), compat.REWARDS)
             rewards: torch.Tensor = method(trainer, rows.inputs, rows.prompts, rows.completions, rows.completion_ids)
     finally:
@@ -135,39 +122,47 @@ def _guarded(function: Any, name: str, errors: list[tuple[str, Exception]]) -> A
     return wait if compat.is_async(function) else call
 
 
-def _as_generated(trainer: Any, groups: Sequence[OfflineGroup]) -> AsGenerated:
+def _as_generated(trainer: Any, tasks: FileTasks, given: Sequence[Rollout]) -> AsGenerated:
     """Make rows of the trainer of a file's.
 
     Raises:
         ReplayError: A row lacks something: names it.
     """
     made = AsGenerated([], [], [], [])
-    for member in (member for group in groups for member in group.unscored):
-        try:
-            inputs = member.tasks.row(member.row, member.task)
-            completion = _completion(trainer, member, inputs["prompt"])
-        except ReplayError as error:
-            raise ReplayError(f"{member.label} can't be scored: {error}.") from None
-        made.inputs.append(inputs)
-        made.prompts.append(inputs["prompt"])
-        made.completions.append(completion)
-        made.completion_ids.append(member.completion_ids.tolist())
+    for one in given:
+        lacking = tasks.lacking(one.inputs)
+        if lacking:
+            raise ReplayError(
+                f"{one.label} can't be scored: it lacks {', '.join(map(repr, lacking))}, which reward functions get "
+                "from the dataset, and no one row of that has its prompt: add the columns to the file (null, if the "
+                "functions read none)."
+            )
+        prompt = one.inputs["prompt"]
+        if tasks.first_prompt is not None and isinstance(prompt, str) != isinstance(tasks.first_prompt, str):
+            shown, wanted = ("text", "messages") if isinstance(prompt, str) else ("messages", "text")
+            raise ReplayError(
+                f"{one.label} can't be scored: its prompt is {shown}, and the dataset's are {wanted}: reward "
+                f"functions get {wanted}."
+            )
+        made.inputs.append(one.inputs)
+        made.prompts.append(prompt)
+        made.completions.append(_completion(trainer, one, prompt))
+        made.completion_ids.append(one.completion_ids.tolist())
     return made
 
 
-def _completion(trainer: Any, member: Member, prompt: Any) -> Any:
+def _completion(trainer: Any, one: Rollout, prompt: Any) -> Any:
     """Return a completion in the form that reward functions get.
 
     Raises:
         ReplayError: The file has another form, which does not tell enough.
     """
-    form = member.tasks.prompt_form
-    if form is not None and not isinstance(prompt, form):
-        given, wanted = ("text", "messages") if form is list else ("messages", "text")
-        raise ReplayError(f"its prompt is {given}, and the dataset's are {wanted}: reward functions get {wanted}")
-    turns = member.row["completion"]
+    turns = one.row["completion"]
     if has_turns(turns):
         return cleaned(turns)
-    if not isinstance(prompt, str) and not member.tokens.get("tool_mask", np.ones(1)).all():
-        raise ReplayError("it has several turns as one text, and reward functions get messages: give messages")
-    return compat.completions_of(trainer, prompt, member.prompt_ids.tolist(), member.completion_ids.tolist())
+    if not isinstance(prompt, str) and not one.mask.all():
+        raise ReplayError(
+            f"{one.label} can't be scored: it has several turns as one text, and reward functions get messages: give "
+            "messages."
+        )
+    return compat.completions_of(trainer, prompt, one.prompt_ids.tolist(), one.completion_ids.tolist())

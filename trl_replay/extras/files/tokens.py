@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ... import compat
 from ...errors import ReplayError
+from .file_tasks import RowError
 
 QUESTION = {"role": "user", "content": "question"}
 ANSWER = "trl-replay-answer"
 """What stands for an answer where only the template around it counts."""
 WORDS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "tool_calls", "function_call")
 """Keys of a message whose values are words of the model, too: only the chat template knows how it says them."""
+UNSAID = re.compile(r"\A\s*<(\w+)>\s*</\1>\s*")
+"""An empty block of reasoning, which templates put before an answer without any: the model never said it."""
 GOES_ON = "its text goes on after the end of a turn"
 BEGINS = "its messages do not begin with the assistant's"
 SEVERAL = "it has several turns, and no tool_mask tells which of its completion_ids the model said"
 EMPTY = "it has no completion"
 FAILED = "its rollout failed (error)"
 TWICE = "two of the assistant's messages follow each other"
-
-
-class RowError(ValueError):
-    """Why the trainer could not have made a row's completion. It counts; nothing is raised to the user."""
 
 
 class Completion(NamedTuple):
@@ -62,12 +62,6 @@ class Tokens:
             self._last = key, self._of_prompt(prompt)
         return self._last[1]
 
-    def left_out(self, prompt: Any) -> frozenset[int]:
-        """Return the tokens of a prompt that a text without special tokens lacks, but those that the tokenizer puts
-        around any text."""
-        candidates = self._added.intersection(self.prompt(prompt)).difference(self.prompt(""))
-        return frozenset(one for one in candidates if not self._tokenizer.decode([one], skip_special_tokens=True))
-
     def _of_prompt(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return self._begun_once(prompt)
@@ -93,10 +87,6 @@ class Tokens:
         else:
             made = self._of_messages(prompt_ids, cleaned(completion), end)
         return made if cut_off else self._fitting(made, end)
-
-    def is_cut_off(self, ids: Any) -> bool:
-        """Tell whether a completion has no end, as TRL does where it masks such rows."""
-        return int(ids[-1]) not in {*self._stops, self._tokenizer.pad_token_id}
 
     @cached_property
     def ending(self) -> list[int]:
@@ -131,7 +121,8 @@ class Tokens:
         except Exception:  # as above
             return "", ""
         before, said, after = text.rpartition(ANSWER)
-        return (before.removeprefix(opened) if before.startswith(opened) else "", after) if said else ("", "")
+        heading = UNSAID.sub("", before.removeprefix(opened)) if before.startswith(opened) else ""
+        return (heading, after) if said else ("", "")
 
     @cached_property
     def _heading(self) -> list[int]:
@@ -226,7 +217,7 @@ class Tokens:
             raise RowError(f"the chat template can't say it ({type(error).__name__}: {error})") from error
         if not text.startswith(opened):
             raise RowError("the chat template begins such an answer in another way than it asks for one")
-        said = text.removeprefix(opened)
+        said = UNSAID.sub("", text.removeprefix(opened))
         for name, words in _words(message):
             if words.strip() not in said:
                 raise RowError(f"the chat template leaves out its {name}")
