@@ -609,8 +609,6 @@ def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
 def why_rows_cant_be_asked(trainer: Any) -> str:
     """Return why nobody can ask the trainer's dataset whether it still has a row; empty if it can be asked."""
     dataset = getattr(trainer, "train_dataset", None)
-    if has_environments(trainer):
-        return "environments name tasks when they are reset"
     if dataset is None or streams(dataset):
         return "it is a stream"
     if (getattr(dataset, "format", None) or {}).get("type") == "custom":

@@ -14,7 +14,7 @@ from teacher import TEACHER
 
 import trl_replay
 from trl_replay.cli.commands import COMMANDS, RUN, main, parser
-from trl_replay.extras.files.export import TOKENS
+from trl_replay.data.fields import FIELDS
 from trl_replay.testing import make_trainer
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def test_every_column_of_an_export_is_documented(run):
     table = PAGES["files.md"].split("## Warm start")[0]
     for column in pd.read_parquet(out).columns:
         shown = "reward/<function>" if column.startswith("reward/") else column
-        assert f"`{shown}`" in table or column in TOKENS, f"{column} is not documented"
+        assert f"`{shown}`" in table or column in {field.name for field in FIELDS}, f"{column} is not documented"
 
 
 def test_the_code_that_the_architecture_shows_stands_in_the_package():

@@ -338,7 +338,10 @@ FILES = {
         ),
         ["replay_warm_start=", "replay_buffer_size=0 stores nothing", "give a size"],
     ),
-    "a warm start with a broken line": (warm_start('{"prompt": "1="\n'), ["warm.jsonl can't be read", "line 1"]),
+    "a warm start with a broken line": (
+        warm_start('{"prompt": "1="\n'),
+        ["warm.jsonl can't be read", "JSON parse error"],
+    ),
     "a warm start with other columns": (
         warm_start('{"question": "1=", "answer": "1"}\n'),
         ["Row 0 of", "warm.jsonl lacks prompt, completion", "it has question, answer"],
@@ -349,11 +352,11 @@ FILES = {
     ),
     "a warm start of too few rows": (
         warm_start('{"prompt": "1=", "completion": "1", "reward": 1}\n' * 3),
-        ["replay_warm_start=", "warm.jsonl' added no group", "num_generations=4", "replay_warm_start_short"],
+        ["No group of", "warm.jsonl was added", "num_generations=4"],
     ),
     "a warm start that teaches nothing": (
         warm_start('{"prompt": "1=", "completion": "1", "reward": 1}\n' * 4),
-        ["replay_warm_start=", "warm.jsonl' added no group", "its rewards do not differ"],
+        ["No group of", "warm.jsonl was added", "its rewards do not differ"],
     ),
     "resuming with other group sizes": (
         resume(lambda folder: None, num_generations=6),

@@ -16,7 +16,7 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, HALF])
-MIXED = {**INJECTED}
+MIXED = {**INJECTED, "replay_mixer": "inject(rows=1)"}
 
 
 def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
@@ -46,7 +46,8 @@ def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on
     trainer.train()
     np.testing.assert_allclose(table.row_reward, table.row_rewards[:, :, 0] + 0.5 * table.row_rewards[:, :, 1])
     trainer.reward_weights[:] = 2.0
-    trainer.train()
+    with pytest.warns(UserWarning, match="Another reward rule than the present one"):
+        trainer.train()
     np.testing.assert_allclose(table.row_reward, 2 * table.row_rewards.sum(axis=2))
 
 

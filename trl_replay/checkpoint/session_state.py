@@ -307,6 +307,8 @@ class RankPart:
         stored = set(columns["prompt"][columns["origin"] == 0].tolist())
         stored |= set() if state.pending is None else set(state.pending.groups.prompt.tolist())
         stored = {task for task in stored if task > 0}  # others are no row's
+        if compat.has_environments(self._trainer) or not compat.computes_rewards(self._trainer):
+            return []  # environments, or a worker, say what the tasks are
         why_not = compat.why_rows_cant_be_asked(self._trainer) if stored else ""
         if why_not:
             self._tell(f"Whether the tasks of stored groups are still in the dataset can't be told: {why_not}.")

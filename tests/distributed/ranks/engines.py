@@ -139,8 +139,8 @@ class Whole(Spy):
         made = zip(keys, self.logps_of(keys), advantages, strict=True)
         mine = [(key, (update, logps.tolist(), advantage)) for key, logps, advantage in made]
         for key, birth in gather_object(mine):
-            assert key not in self.born, "the script repeats a completion"
-            self.born[key] = birth
+            assert key not in self.born or self.born[key][0] < 0, "the script repeats a completion"
+            self.born.setdefault(key, birth)  # a file's rows have theirs
         return batch
 
     def logps_of(self, keys):
