@@ -165,3 +165,18 @@ def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path: Any
     trainer.train()
     assert len(read) == len(given) == 2
     assert all(one is other for one, other in zip(read, given, strict=True))
+
+
+def test_the_batch_that_the_trainer_keeps_holds_what_it_held_before_the_loss(tmp_path: Any) -> None:
+    class Keeping(GRPOTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            before = dict(inputs)
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            assert inputs.keys() == before.keys()
+            assert all(inputs[key] is value for key, value in before.items())
+            return loss
+
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Keeping, max_steps=3)
+    session = trl_replay.attach(trainer, replay_start=0, replay_weight=0.25)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
