@@ -35,7 +35,7 @@ from trl import GRPOTrainer
 import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.checkpoint import format as saved
-from trl_replay.checkpoint.session_state import GONE
+from trl_replay.checkpoint.session_state import GONE, REPLACED
 from trl_replay.distributed import communicator
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
@@ -477,6 +477,7 @@ def test_log_probs_that_were_saved_in_bfloat16_are_replayed_as_they_are(tmp_path
 
 
 ROWS = tuple({"prompt": prompt, "label": prompt[0]} for prompt in ("1=", "12=", "123+4="))
+GROUP = (("1", 1.0), ("2", 0.0), ("3", 0.0), ("4", 0.0))
 CHANGED = {
     "as it was": ROWS,
     "a row is gone": ROWS[1:],
@@ -500,6 +501,37 @@ def test_188_groups_whose_row_is_no_longer_in_the_dataset_leave_when_training_re
     assert stored
     assert stored <= kept
     assert (GONE in session.explain()) == (change != "as it was")
+
+
+def test_188_a_group_that_waits_and_whose_row_left_the_dataset_is_counted(tmp_path):
+    """A callback saves between the batch and the next one: its groups wait as candidates."""
+    live = Rewards([LIVE, LIVE, LIVE])
+    saved = trainer_of(tmp_path, live, ROWS, max_steps=1, save_strategy="steps", save_steps=1)
+    trl_replay.attach(saved, replay_scorer="constant")
+    saved.train()
+    trainer = trainer_of(tmp_path, live, (*ROWS[1:], {"prompt": "2=", "label": "2"}), max_steps=2)
+    session = trl_replay.attach(trainer, replay_scorer="constant")
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert [count for reason, count in session.totals.reasons.items() if GONE in reason] == [1]
+    assert len(session.buffer) == 5  # two of those that waited, and the three of the batch after
+
+
+@pytest.mark.parametrize("with_replay", [True, False])
+def test_188_groups_added_before_training_resumes_are_counted_and_told(tmp_path, with_replay):
+    live = Rewards([LIVE, LIVE, LIVE])
+    saved = trainer_of(tmp_path, live, ROWS, max_steps=4, save_strategy="steps", save_steps=4)
+    if with_replay:
+        trl_replay.attach(saved)
+    saved.train()
+    trainer = trainer_of(tmp_path, live, ROWS, max_steps=6)
+    session = trl_replay.attach(trainer)
+    rows = [{"prompt": "1=", "completion": text, "label": "1", "reward": reward} for text, reward in GROUP]
+    assert session.add(rows) == 1
+    left = pytest.warns(UserWarning, match="1 groups that were added to the replay buffer left it.*on_train_begin")
+    with left, nullcontext() if with_replay else pytest.warns(UserWarning, match="holds no replay buffer"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert REPLACED in session.explain()
+    assert 1 not in session.buffer.table.origin
 
 
 def test_188_a_dataset_that_can_not_be_asked_is_said_so_when_training_resumes(tmp_path):

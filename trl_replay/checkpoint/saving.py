@@ -100,7 +100,10 @@ def load(session: Saved, trainer: Any, stock: Callable[..., Any], path: str | No
     if path is None or session.detached:
         return result
     session.roll_call("resume", "resuming from a checkpoint")
-    _restore(RankPart(session), Path(path))
+    part = RankPart(session)
+    added = part.added()
+    _restore(part, Path(path))
+    part.tell_added(added)
     return result
 
 

@@ -38,6 +38,7 @@ IDENTITY_LABELS = {
 }
 """Facts of [`Identity`] that must be the same, and what an error calls them."""
 GONE = "the row of the dataset that it was generated for is gone or has other columns now"
+REPLACED = "training resumed with the buffer of its checkpoint"
 
 
 class Saved(SessionLike, Protocol):
@@ -239,9 +240,13 @@ class RankPart:
             tally.retire(len(states[self._rank % len(states)].columns["serial"]), OTHER_RULE)
             states = [state.without_groups(rule) for state in states]
         gone = sorted({task for state in states for task in self._gone(state)})
+        mine = states[self._rank % len(states)]
+        same = mine.identity.layout == self.identity().layout
+        followed = states if same else states[self._rank :: self._components.processes]
+        tally.refuse(sum(_waiting(state, gone) for state in followed), GONE)
         states = [state if state.pending is None else self._without(state, gone) for state in states]
         mine = states[self._rank % len(states)]
-        if mine.identity.layout == self.identity().layout:
+        if same:
             self._apply_own(mine)
         else:
             self._apply_resharded(states, mine)
@@ -346,6 +351,19 @@ class RankPart:
         self._buffer.totals.add(tally, batches=0)
         return fitting
 
+    def added(self) -> int:
+        """Count the groups that were added, by hand or from a file, before anything was trained on."""
+        return 0 if self._buffer.clock.update else len(self._buffer)
+
+    def tell_added(self, count: int) -> None:
+        """Count and tell groups that were added before training resumed, and are not in its buffer."""
+        if count:
+            self._buffer.totals.reasons[f"an entry was dropped: {REPLACED}"] += count
+            self._tell(
+                f"{count} groups that were added to the replay buffer left it: {REPLACED}. Add them in a callback's "
+                "on_train_begin, which comes after."
+            )
+
     def empty(self) -> None:
         """Forget entries and candidates: training resumes with an empty buffer."""
         self._buffer.clear()
@@ -383,6 +401,14 @@ class RankPart:
             group = None if saved.group is None else self._take(saved.group)
             candidates.append(replace(saved, group=group, records=records))
         return PendingGroups(groups, candidates, pending.stale)
+
+
+def _waiting(state: RankState, tasks: Sequence[int]) -> int:
+    """Count the candidates of these tasks."""
+    if state.pending is None:
+        return 0
+    prompts = state.pending.groups.prompt
+    return sum(int(prompts[one.slot]) in tasks for one in state.pending.candidates)
 
 
 def _refuse_differences(then: Identity, now: Identity) -> None:
