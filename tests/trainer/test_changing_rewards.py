@@ -330,6 +330,31 @@ def test_a_second_run_whose_weights_change_reads_its_file_again(tmp_path: Path, 
     assert session.totals.reasons[LEFT] >= 4
 
 
+def test_a_plugin_that_shapes_advantages_shapes_a_files_groups_before_and_after_a_change(
+    tmp_path: Path, file: Path
+) -> None:
+    def doubled(groups: Any) -> Any:
+        return groups.advantages * 2
+
+    found: list[np.ndarray[Any, Any]] = []
+
+    def look(session: Any) -> None:
+        found.append(session.buffer.table.row_advantage[session.buffer.table.origin > 0])
+
+    def change(session: Any) -> None:
+        look(session)
+        weigh(0.0, 1.0)(session)
+
+    train(
+        tmp_path, rewards=[a, b], hooks={"advantages": doubled}, at={1: change, 3: look}, max_steps=4,
+        reward_weights=[1.0, 0.0], scale_rewards="none", replay_warm_start=str(file),
+        replay_selector="always(share=0.4)", replay_record="forward",
+    )  # fmt: skip
+    before, after = ([1.5, -0.5, -0.5, -0.5], [-0.5, -0.5, -0.5, 1.5])
+    assert found[0].tolist() == [before] * 4
+    assert found[1].tolist() == [after] * 4
+
+
 @pytest.mark.parametrize("functions", [[a, b], [b], [a, b, graded]])
 def test_a_second_run_resumed_under_another_rule_trains_on_no_repeated_batch(
     tmp_path: Path, file: Path, functions: list[Any]
