@@ -28,7 +28,7 @@ def forward(
     extra = {"output_router_logits": True} if setting(trainer, "aux_loss_enabled") else {}
     with torch.set_grad_enabled(gradients):
         out = (model or trainer.model)(input_ids=ids, attention_mask=attention, **extra)
-    logps = torch.log_softmax(out.logits[:, left - 1 : -1].float(), dim=-1)
+    logps = torch.log_softmax(out.logits[:, left - 1 : -1].float() / trainer.args.temperature, dim=-1)
     chosen = logps.gather(-1, ids[:, left:].unsqueeze(-1)).squeeze(-1)
     entropy = -(logps.exp() * logps).sum(-1)
     cut = [len(row["ids"]) for row in rows]
