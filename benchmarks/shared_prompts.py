@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
+from transformers import __version__
 from transformers.utils import ModelOutput
+
+CACHE = "cache" if Version(__version__) >= Version("5.24") else "past_key_values"
+"""What models call their cache, as an argument and in what they return; transformers 5.24.0 renamed it."""
 
 
 @dataclass
@@ -41,11 +46,11 @@ def scored(model: Any, ids: Tensor, mask: Tensor, start: int) -> Scored:
     )
     hidden = begun.last_hidden_state[which, -1:]
     if inputs.numel():
-        begun.past_key_values.batch_select_indices(which)
+        getattr(begun, CACHE).batch_select_indices(which)
         more = model.base_model(
             inputs_embeds=of_inputs.view(*inputs.shape, -1),
             attention_mask=mask[:, :-1],
-            past_key_values=begun.past_key_values,
+            **{CACHE: getattr(begun, CACHE)},
         )
         hidden = torch.cat([hidden, more.last_hidden_state], dim=1)
     kept = mask[:, start:].bool()
@@ -74,7 +79,7 @@ def sampled(
     """
     prompts, prompt_mask, which = _prompts(ids, mask)
     begun = model.base_model(input_ids=prompts, attention_mask=prompt_mask, use_cache=True)
-    cache, hidden = begun.past_key_values, begun.last_hidden_state[which, -1]
+    cache, hidden = getattr(begun, CACHE), begun.last_hidden_state[which, -1]
     cache.batch_select_indices(which)
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     while True:
@@ -89,9 +94,9 @@ def sampled(
         tokens -= 1
         if tokens == 0 or bool(ended.all()):
             return ids
-        hidden = model.base_model(
-            input_ids=one[:, None], attention_mask=mask, past_key_values=cache
-        ).last_hidden_state[:, -1]
+        hidden = model.base_model(input_ids=one[:, None], attention_mask=mask, **{CACHE: cache}).last_hidden_state[
+            :, -1
+        ]
 
 
 def share_prompts(trainer: Any) -> None:
