@@ -14,7 +14,7 @@ from ..errors import RefusedError
 from ..protocols import Scope
 from ..strategies.selectors import ALWAYS_SHARE
 from .components import Components
-from .padding_trial import changes_with_padding
+from .model_trial import changes_with_padding
 from .settings import Settings
 
 TOKEN_BYTES = 8
