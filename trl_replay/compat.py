@@ -138,6 +138,12 @@ class LossForm:
     clip_low: float | None = None
     clip_high: float | None = None
 
+    @property
+    def narrowest(self) -> float:
+        """The smallest log ratio, in size, that it clips; infinite if it clips none."""
+        edges = [edge for edge in (self.clip_low, self.clip_high) if edge is not None and edge > 0]
+        return min((abs(math.log(edge)) for edge in edges), default=math.inf)
+
 
 def check_release(tested: SpecifierSet = TESTED, trainer: str = "GRPOTrainer") -> None:
     """Refuse a TRL release outside those that were tested with this trainer.

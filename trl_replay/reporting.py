@@ -18,6 +18,9 @@ from .protocols import Scope
 from .setup.components import Components
 from .setup.settings import Settings
 
+TOLD = 1e-3
+"""A token's noise in nats from which on it is told."""
+
 
 class Run(NamedTuple):
     """What advice goes by.
@@ -112,6 +115,9 @@ class Reporting:
             lines.append(_scope_in_words(settings, components.scope, components.processes))
         if settings.plugins:
             lines.append(_plugins_in_words(settings))
+        noise = components.loss.bounds.noise
+        if noise is not None and noise.token_mean >= TOLD:
+            lines.append(f"noise: {noise}; so much of replay/drift_mean is no staleness")
         doubt = doubt_of(settings, components.success, trainer)
         lines += [doubt] if doubt else []
         return "\n".join([*lines, *advice])

@@ -30,6 +30,7 @@ from .generation.generated import Generated
 from .generation.judge import Judge
 from .generation.rounds import Rounds, Score
 from .generation.trainer_log import add_column, take_column
+from .loss.bounds import Noise
 from .loss.denominator import Denominator
 from .loss.handshake import Handshake
 from .loss.micro_batch import ROWS
@@ -148,6 +149,11 @@ class Session:
     def metrics(self) -> dict[str, float]:
         """The last generation batch's metrics, with the ratios of rows trained on since."""
         return self.totals.metrics
+
+    @property
+    def noise(self) -> Noise | None:
+        """How far log-probs move at equal weights, as tried at attach; None where that was not possible."""
+        return self.components.loss.bounds.noise
 
     @property
     def scope(self) -> Scope:

@@ -165,7 +165,7 @@ def test_a_gathered_buffer_holds_each_group_once_and_its_owners_stay_balanced(la
 @pytest.mark.parametrize("world", WORLDS)
 def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches, world):
     local = {"replay/seconds", "replay/padding"}
-    local |= {"replay/ratio_mean", "replay/ess", "replay/drift_mean"}
+    local |= {"replay/ratio_mean", "replay/ess", "replay/drift_mean", "replay/clip_ratio"}
     local |= {"replay/gated_fraction", "replay/fresh_kl", "replay/fresh_entropy", "replay/fresh_clip_ratio"}
     for scope in ("process", "gathered"):
         ranks = launches(world, f"{scope} whole")

@@ -7,7 +7,7 @@ import torch
 
 from trl_replay.compat import LossForm
 from trl_replay.data.types import Corrected, ReplayedRows
-from trl_replay.loss.bounds import RATIO_LIMIT, Bounds
+from trl_replay.loss.bounds import RATIO_LIMIT, REACH, Bounds, Noise
 
 LIMIT = math.log(RATIO_LIMIT)
 
@@ -64,3 +64,23 @@ def test_where_the_ratio_multiplies_the_kl_term_their_product_counts():
     bounds = Bounds(LossForm(weighs_kl=True))
     assert reference(bounds, -3.0, -4.5, -1.0) == -3.0, "e^2 times e^1.5"
     assert reference(bounds, -3.0, -3.5, -1.0) == -1.0, "e^2 times e^0.5"
+
+
+NARROW = LossForm(sequence_level=True, clip_low=1 - 3e-4, clip_high=1 + 4e-4)
+
+
+@pytest.mark.parametrize("form", [NARROW, LossForm(sequence_level=True, clip_low=0.8, clip_high=1.2), LossForm()])
+def test_a_rows_ratio_is_1_within_the_noise_and_untouched_beyond_it_where_the_clip_range_is_narrower(form):
+    """Noise of 1e-3 reaches a mean of 0.005 over four tokens."""
+    noise = Noise(token_mean=1e-3, token_max=1e-2, tokens=4)
+    edge = REACH * 1e-3 / 2
+    new = [[-1.0, -2.0, -3.0, -4.0]] * 3
+    old = [[value - shift for value in new[0]] for shift in (0.9 * edge, -0.9 * edge, 1.1 * edge)]
+    old[0][0], old[0][1] = old[0][0] - 0.5, old[0][1] + 0.5  # tokens far off, whose mean is within
+    seen = bounded(Bounds(form, noise=noise), new, old)
+    expected = [new[0], new[1], old[2]] if form is NARROW else old
+    assert torch.equal(torch.tensor(seen), torch.tensor(expected))
+
+
+def test_without_a_trial_nothing_is_noise():
+    assert bounded(Bounds(NARROW), [[-1.0]], [[-1.0001]]) == [[pytest.approx(-1.0001)]]

@@ -8,7 +8,7 @@ import torch
 
 from ..compat import OLD_LOGPS, REF_LOGPS, LossForm
 from ..data.fields import ADVANTAGES
-from .bounds import row_means
+from .bounds import clipped, row_means
 from .means import Means
 from .micro_batch import MicroBatch
 
@@ -51,19 +51,8 @@ class FreshStats:
             if self._form.weighs_kl:
                 kl = kl * ratios
             self.means.add("replay/fresh_kl", kl, mask)
-        high = self._form.clip_high
-        if high is not None:
-            clipped = self._clipped(ratios, micro.peek(ADVANTAGES), high)
-            by_row = clipped.size(1) == 1
+        if self._form.clip_high is not None:
+            taken = clipped(self._form, ratios, micro.peek(ADVANTAGES))
+            by_row = taken.size(1) == 1
             counted = mask.any(dim=1, keepdim=True) if by_row else mask
-            self.means.add("replay/fresh_clip_ratio", clipped, counted)
-
-    def _clipped(self, ratios: torch.Tensor, advantages: torch.Tensor, high: float) -> torch.Tensor:
-        """Mark ratios that the loss clips; `(b, 1)` where both these and the advantages are a row's, else `(b,
-        C)`."""
-        advantages = advantages.view(len(ratios), -1)
-        clipped = (ratios > high) & (advantages > 0)
-        if self._form.clip_low is not None:
-            low = (ratios < self._form.clip_low) & (advantages < 0)
-            clipped = clipped | low
-        return clipped
+            self.means.add("replay/fresh_clip_ratio", taken, counted)

@@ -134,6 +134,7 @@ class Supply:
             micro.write(SAMPLING_LOGPS, _with_rows(old, index, rows.behavior_logps))
             micro.keep(SAMPLING_LOGPS, mask, logps)
         micro.write(OLD_LOGPS, _with_rows(old, index, old_logps))
+        self._bounds.note_clipping(rows, old_logps, rows.mask & ~weightless)
         reference = micro.peek(REF_LOGPS)
         if reference is not None:
             bounded = self._bounds.reference(rows, old_logps, reference[index], rows.mask & ~weightless)

@@ -1,63 +1,149 @@
-"""Tries once, at attach, whether a row's log-probs change with the padding before its prompt."""
+"""Tries the trainer's own model once, at attach: how far a row's log-probs move at equal weights.
+
+Replay divides by log-probs that were computed in a batch of another shape. Where those of a made-up row differ between
+shapes, rounding does it (in bfloat16 a token's by some 0.03 nats), or the model reads the padding before a prompt.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import compat
+from ..loss.bounds import Noise
 
-TOKENS, PADDING = 4, 3
-"""Of the made-up row."""
-NEAR, NEAR_IN_HALF_PRECISION = 1e-2, 0.5
-"""Distances of log-probs that rounding leaves."""
+PROMPT, TOKENS, PADDING = 4, 64, 3
+"""Of the made-up row; pad tokens before it."""
+RISES = 3.0
+"""So many times the difference that neighbors make is more than rounding."""
+LEAST, LEAST_IN_HALF_PRECISION = 1e-4, 0.1
+"""Mean differences, in nats, below which padding is not told from rounding."""
 NAMES = ("wpe", "embed_positions", "position_embeddings")
 """Modules of learned positions, in the models of transformers."""
 
 
-def changes_with_padding(trainer: Any) -> bool:
-    """Tell whether the model reads where in its row a token stands, or the pad tokens before it.
+class Trial(NamedTuple):
+    """What was found.
 
-    The same tokens stand in two rows, before the padding and after it. Learned positions show in the embeddings, which
-    are otherwise equal bit for bit; anything else in the log-probs. A model that can't be tried is judged by the names
-    of its modules. The model and the global generators are as before.
+    Attributes:
+        noise ([`Noise`], *optional*): What log-probs differ by at equal weights; None where it was not tried.
+        reads_padding (`bool`): Whether the model reads where in its row a token stands, or the pad tokens before it.
+        failed (`str`): What came in between.
+        remedy (`str`): What turns dropout off, if there is any.
+    """
+
+    noise: Noise | None
+    reads_padding: bool
+    failed: str = ""
+    remedy: str = ""
+
+
+def try_model(trainer: Any) -> Trial:
+    """Score a made-up row alone, among others, and behind padding; with dropout, twice.
+
+    A model that can't be tried, or that an engine runs (DeepSpeed, FSDP, Unsloth), is judged by the names of its
+    modules. The model and the global generators are as before.
     """
     model = trainer.model
-    if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or compat.is_unsloth(trainer)):
-        try:
-            return _differs(trainer, model)
-        except Exception:  # models of any kind: what can't be tried here may train all the same
-            pass
-    return any(name.endswith(NAMES) for name, _ in model.named_modules())
+    named = any(name.endswith(NAMES) for name, _ in model.named_modules())
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or compat.is_unsloth(trainer):
+        return Trial(None, named)
+    try:
+        return _tried(trainer, model)
+    except Exception as error:  # models of any kind: what can't be tried here may train all the same
+        return Trial(None, named, f"a made-up row fails with {type(error).__name__}: {error}".rstrip("."))
 
 
-def _differs(trainer: Any, model: Any) -> bool:
-    pad, device = compat.tokenizer(trainer).pad_token_id, model.device
-    known = [token for token in range(compat.vocabulary_size(trainer)) if token != pad][-TOKENS:]
-    tokens = torch.tensor(known, device=device)
-    padding = torch.full((PADDING,), pad, device=device)
-    ids = torch.stack([torch.cat([padding, tokens]), torch.cat([tokens, padding])])
-    real = torch.ones_like(ids)
-    real[0, :PADDING] = real[1, TOKENS:] = 0
-    with _in_evaluation(model), torch.no_grad(), trainer.compute_loss_context_manager():
+def _tried(trainer: Any, model: Any) -> Trial:
+    row, other, pad = _made_up(trainer, model)
+    with torch.no_grad(), trainer.accelerator.autocast(), _as_before(model):
+        model.eval()
+        alone = _Scored(trainer, [row])
+        among = _Scored(trainer, [row, other[PADDING:]])
+        behind = _Scored(trainer, [pad + row, other], padding=PADDING)
+        targets = alone.draw()
+        neighbors = among.logps(targets) - alone.logps(targets)
+        padding = behind.logps(targets) - alone.logps(targets)
+        both = torch.cat([neighbors, padding])
+        dropout = torch.zeros(1)
+        remedy = _without_dropout(model)
+        if remedy:
+            model.train()
+            both = dropout = _Scored(trainer, [row]).logps(targets) - _Scored(trainer, [row]).logps(targets)
+    single = model.dtype == alone.dtype == torch.float32 and not compat.autocasts(trainer)
+    least = LEAST if single else LEAST_IN_HALF_PRECISION
+    most = max(least, RISES * float(neighbors.abs().mean()))
+    reads = float(padding.abs().mean()) > most or not alone.embedded_as(behind)
+    size, length = both.abs(), trainer.args.max_completion_length or TOKENS
+    noise = Noise(float(size.mean()), float(size.max()), length, float(dropout.abs().mean()))
+    return Trial(noise, reads, remedy=remedy)
+
+
+class _Scored:
+    """A forward of rows of one width, the first of which is the made-up one behind some padding."""
+
+    def __init__(self, trainer: Any, rows: list[list[int]], padding: int = 0) -> None:
+        model = trainer.model
+        ids = torch.tensor(rows, device=model.device)
+        real = torch.ones_like(ids)
+        real[0, :padding] = 0
         out = model(input_ids=ids, attention_mask=real, output_hidden_states=True, use_cache=False)
-    logps = out.logits.float().log_softmax(dim=-1)
-    after, before = (values.gather(1, tokens.unsqueeze(1)) for values in (logps[0, PADDING:], logps[1, :TOKENS]))
-    single = model.dtype == out.logits.dtype == torch.float32 and not compat.autocasts(trainer)
-    near = NEAR if single else NEAR_IN_HALF_PRECISION
-    embedded = out.hidden_states[0]
-    return bool((after - before).abs().max() > near) or not torch.equal(embedded[0, PADDING:], embedded[1, :TOKENS])
+        self.dtype = out.logits.dtype
+        self._spread = (out.logits[0, padding:].float() / trainer.temperature).log_softmax(dim=-1)
+        embedded = out.hidden_states[0]
+        self._embedded: torch.Tensor | None = None
+        if embedded.dim() == 3:  # Gemma 3n has four streams
+            self._embedded = embedded[0, padding:]
+
+    def draw(self) -> torch.Tensor:
+        """Tokens as the model would sample them, `(T,)`: the log-probs of others are of no concern."""
+        chances = self._spread[PROMPT:].exp().cpu()
+        return torch.multinomial(chances, 1, generator=torch.Generator().manual_seed(0)).to(self._spread.device)[:, 0]
+
+    def logps(self, targets: torch.Tensor) -> torch.Tensor:
+        """Their log-probs, `(T,)`."""
+        taken: torch.Tensor = self._spread[PROMPT:].gather(1, targets[:, None])[:, 0].cpu()
+        return taken
+
+    def embedded_as(self, other: _Scored) -> bool:
+        """Whether the row is embedded alike, bit for bit: learned positions show there first."""
+        mine, others = self._embedded, other._embedded
+        return mine is None or others is None or torch.equal(mine, others)
+
+
+def _made_up(trainer: Any, model: Any) -> tuple[list[int], list[int], list[int]]:
+    """Return the row, a longer one beside it, and pad tokens, the same at each call. It is as long as a window of the
+    model's, where one is so short that a row of `TOKENS` reaches beyond it."""
+    tokenizer = compat.tokenizer(trainer)
+    special = {*tokenizer.all_special_ids, tokenizer.pad_token_id}
+    known = [token for token in range(compat.vocabulary_size(trainer)) if token not in special]
+    places = getattr(model.config, "max_position_embeddings", None) or math.inf
+    length = int(min(PROMPT + TOKENS, places - PADDING))
+    drawn = torch.randint(len(known), (2 * length + PADDING,), generator=torch.Generator().manual_seed(0))
+    tokens = [known[number] for number in drawn.tolist()]
+    return tokens[:length], tokens[length:], [tokenizer.pad_token_id] * PADDING
+
+
+def _without_dropout(model: Any) -> str:
+    """Say how to turn off what a training forward may drop; nothing if that is nothing."""
+    modules = any(getattr(module, "p", 0) for module in model.modules() if "Dropout" in type(module).__name__)
+    config = model.config.to_dict() if hasattr(model, "config") else {}
+    named = {name: 0.0 for name, value in config.items() if "drop" in name and isinstance(value, float) and value > 0}
+    remedies = ["disable_dropout=True in GRPOConfig (LoRA's included)"] if modules else []
+    remedies += [f"{named} in the model's config (model_init_kwargs)"] if named else []
+    return " and ".join(remedies)
 
 
 @contextmanager
-def _in_evaluation(model: Any) -> Iterator[None]:
+def _as_before(model: Any) -> Iterator[None]:
+    """Leave the modes of modules and the generators as they are now."""
     training = [(module, module.training) for module in model.modules()]
     try:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-            model.eval()
             yield
     finally:
         for module, trains in training:

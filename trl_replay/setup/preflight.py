@@ -14,7 +14,7 @@ from ..errors import RefusedError
 from ..protocols import Scope
 from ..strategies.selectors import ALWAYS_SHARE
 from .components import Components
-from .model_trial import changes_with_padding
+from .model_trial import Trial
 from .settings import Settings
 
 TOKEN_BYTES = 8
@@ -203,15 +203,33 @@ def _untested_with_unsloth(trainer: Any) -> Iterator[str]:
             yield f"replay was not tested with Unsloth's trainer and {name}: leave it out, or use_replay=False"
 
 
-def misgivings(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
-    """Yield what the user should know of this trainer, though it can be trained."""
-    if changes_with_padding(trainer):
+def _of_the_model(trial: Trial) -> Iterator[str]:
+    """Yield what was found of it, or why nothing was."""
+    if trial.reads_padding:
         yield (
             "The model has learned absolute positions, or reads the padding before a prompt, and TRL pads prompts on "
             "the left without position ids: the log-probs of a row change with the width of its batch, so that "
             "replay's importance ratios are only approximate. Prompts of one length, or a model with rotary "
             "positions, avoid this."
         )
+    if trial.failed:
+        yield (
+            f"The model could not be tried at attach: {trial.failed}. What rounding and padding do to replayed rows' "
+            "importance ratios is not known; check that its log-probs do not depend on the padding before a prompt."
+        )
+    noise = trial.noise
+    if noise is not None and noise.dropout:
+        share = noise.dropout / noise.token_mean
+        yield (
+            f"Dropout is on in the loss's forward: at equal weights it moves a token's log-prob by "
+            f"{noise.dropout:.2g} nats in the mean, {share:.0%} of what replay's importance ratios show as staleness. "
+            f"Set {trial.remedy}."
+        )
+
+
+def misgivings(trainer: Any, settings: Settings, components: Components, trial: Trial) -> Iterator[str]:
+    """Yield what the user should know of this trainer, though it can be trained."""
+    yield from _of_the_model(trial)
     sampled_in = compat.engine_dtype(trainer)
     if sampled_in is not None and sampled_in.itemsize < trainer.model.dtype.itemsize and not compat.autocasts(trainer):
         yield (

@@ -17,6 +17,7 @@ from ..extras.unsloth.loss import as_trl
 from ..session import Session
 from ..setup.assembly import assemble, idle_components, of_loss
 from ..setup.config import ReplayConfig
+from ..setup.model_trial import try_model
 from ..setup.preflight import misgivings, preflight
 from ..setup.settings import choose_scope_of, resolve
 from .seam import AnySession, leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
@@ -75,7 +76,9 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         components = assemble(trainer, in_force, of_loss(trainer, in_force))
         preflight(trainer, in_force, components)
         check_layout(trainer)
-        for text in misgivings(trainer, in_force, components):
+        trial = try_model(trainer)
+        components.loss.bounds.noise = trial.noise
+        for text in misgivings(trainer, in_force, components, trial):
             warnings.warn(text, stacklevel=2)
     session = Session(trainer, in_force, components, RunAdvisor())
     session.files = Files(session, as_trl)

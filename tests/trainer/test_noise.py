@@ -1,0 +1,125 @@
+"""What log-probs differ by at equal weights is no staleness: rounding in half precision, and dropout."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from replaying import build
+from support import logged
+from trl import GRPOTrainer
+
+import trl_replay
+from trl_replay.loss.bounds import Noise
+from trl_replay.testing import make_model, make_tokenizer
+
+PROMPTS = [{"prompt": "1+2=" * count} for count in (1, 3, 2, 5, 4, 6)]
+CLIPS_NARROWLY = {
+    "importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4,
+    "per_device_train_batch_size": 8, "max_steps": 40,
+}  # fmt: skip
+
+
+def digit(completions: list[str], **_: Any) -> list[float]:
+    return [float(text[:1] in "012345") for text in completions]
+
+
+def model(scale: float = 12.0, **settings: Any) -> Any:
+    """One whose activations are as large as a trained model's, which bfloat16 rounds as coarsely."""
+    made = make_model(make_tokenizer(), **settings)
+    with torch.no_grad():
+        for weights in made.parameters():
+            weights.mul_(scale if weights.dim() > 1 else 1.0)
+    return made
+
+
+def trained(folder: Any, *, knows: bool = True, **settings: Any) -> tuple[Any, Any]:
+    """A run of replay whose batches differ in shape; `knows`: whether it goes by the noise."""
+    trainer = build(folder, digit, PROMPTS, model=model(), **{**CLIPS_NARROWLY, **settings}, trainer_class=GRPOTrainer)
+    session = trl_replay.attach(trainer, replay_start=0, replay_selector="always(share=0.5)", replay_record="forward")
+    if not knows:
+        session.components.loss.bounds.noise = None
+    trainer.train()
+    assert session.totals.counters["replaced"] > 10
+    return trainer, session
+
+
+def clipped(trainer: Any) -> list[float]:
+    return logged(trainer, "replay/clip_ratio")
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_at_rate_0_no_replayed_row_is_clipped(tmp_path: Any, bf16: bool) -> None:
+    trainer, _ = trained(tmp_path, bf16=bf16, learning_rate=0.0)
+    assert max(clipped(trainer)) == 0.0
+    assert (max(logged(trainer, "replay/drift_mean")) > 1e-3) == bf16, (
+        "what is not clipped is noise, and there is some"
+    )
+
+
+def test_without_the_noise_replayed_rows_are_clipped_at_rate_0(tmp_path: Any) -> None:
+    trainer, _ = trained(tmp_path, knows=False, bf16=True, learning_rate=0.0)
+    assert max(clipped(trainer)) > 0.5
+
+
+def test_at_an_ordinary_rate_as_many_rows_are_clipped_as_in_single_precision(tmp_path: Any) -> None:
+    shares = []
+    for bf16 in (True, False):
+        trainer, _ = trained(tmp_path, bf16=bf16, learning_rate=3e-3, max_steps=60)
+        shares.append(sum(clipped(trainer)) / len(clipped(trainer)))
+    assert abs(shares[0] - shares[1]) <= 0.03, shares
+    assert shares[1] > 0.4
+
+
+def test_the_noise_is_known_at_attach_and_told(tmp_path: Any) -> None:
+    told = {}
+    for bf16 in (True, False):
+        trainer = build(tmp_path, digit, model=model(), bf16=bf16, trainer_class=GRPOTrainer)
+        session = trl_replay.attach(trainer)
+        assert isinstance(session.noise, Noise)
+        assert session.noise.token_mean <= session.noise.token_max
+        assert session.noise.sequence_mean == pytest.approx(session.noise.token_mean / 6**0.5)
+        told[bf16] = session.noise.token_mean
+        assert ("noise: at equal weights" in session.explain()) == bf16
+    assert told[False] < 1e-5 < 1e-3 < told[True]
+
+
+def test_dropout_in_the_losss_forward_is_told_with_its_share_and_the_remedy(tmp_path: Any) -> None:
+    """TRL's disable_dropout leaves attention alone, which drops by a number in the model's config."""
+    settings = {"disable_dropout": True, "trainer_class": GRPOTrainer}
+    trainer = build(tmp_path, digit, model=model(attention_dropout=0.2), **settings)
+    state = torch.get_rng_state()
+    with pytest.warns(UserWarning, match="100% of what .* Set {'attention_dropout': 0.0} in the model's config"):
+        session = trl_replay.attach(trainer)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert session.noise.dropout > 1e-3
+    assert "% of it dropout" in session.explain()
+
+
+def test_lora_dropout_is_told_and_turned_off_by_disable_dropout(tmp_path: Any) -> None:
+    from peft import LoraConfig
+
+    adapter = LoraConfig(r=4, lora_dropout=0.3, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    for disable in (False, True):
+        settings = {"disable_dropout": disable, "arguments": {"peft_config": adapter}, "trainer_class": GRPOTrainer}
+        trainer = build(tmp_path, digit, model=model(), **settings)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            noise = trl_replay.attach(trainer).noise
+        assert any("Set disable_dropout=True" in str(one.message) for one in caught) == (not disable)
+        assert (noise.dropout > 1e-3) == (not disable)
+
+
+def test_a_model_that_can_not_be_tried_is_said_so(tmp_path: Any) -> None:
+    trainer = build(tmp_path, digit, trainer_class=GRPOTrainer)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ValueError("this model takes no rows of others.")
+
+    trainer.model.forward = fails
+    with pytest.warns(UserWarning, match=r"could not be tried at attach: .*ValueError: this model takes no rows"):
+        session = trl_replay.attach(trainer)
+    assert session.noise is None
+    assert "noise:" not in session.explain()
