@@ -79,14 +79,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/noise"), help="where the converted model is kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| | `session.noise`: a token's mean, max | seconds of attach | sampled tokens: mean, max | a completion's mean "
-          "| replayed rows clipped at learning rate 0: without, with the noise |\n|---|---|---|---|---|---|")  # fmt: skip
+    heads = (
+        "", "`session.noise`: a token's mean, max", "seconds of attach", "sampled tokens: mean, max",
+        "a completion's mean", "replayed rows clipped at learning rate 0: without, with the noise",
+    )  # fmt: skip
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for bf16 in (False, True):
         shares = []
         for knows in (False, True):
             trainer = make_trainer(options.out, bf16, options.updates)
             began = time.perf_counter()
-            session = trl_replay.attach(trainer, replay_start=0, replay_selector="always", replay_record="forward")
+            session = trl_replay.attach(
+                trainer, replay_start=0, replay_selector="always(share=0.5)", replay_record="forward"
+            )
             seconds, noise = time.perf_counter() - began, session.noise
             if not knows:
                 session.components.loss.bounds.noise = None

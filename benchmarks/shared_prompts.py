@@ -108,8 +108,11 @@ def share_prompts(trainer: Any) -> None:
             continue
 
         def forward(
-            model: Any = model, *, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **given: Any
-        ) -> Scored:
+            model: Any = model, plain: Any = model.forward, *, input_ids: Tensor, labels: Any = None, **given: Any
+        ) -> Any:
+            if labels is None:  # another's look at the model, not the loss
+                return plain(input_ids=input_ids, **given)
+            attention_mask = given.pop("attention_mask")
             assert given == {"fused_lm_head": True}, given
             with torch.autocast(**autocast):
                 start = int((labels >= 0).any(dim=0).int().argmax())

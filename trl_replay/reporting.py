@@ -119,6 +119,8 @@ class Reporting:
         if noise is not None and noise.token_mean >= TOLD:
             lines.append(f"noise: {noise}; so much of replay/drift_mean is no staleness")
         doubt = doubt_of(settings, components.success, trainer)
+        if not doubt and components.success.is_graded:
+            doubt = f"{components.success.doubt()}; set {components.success.remedy}"
         lines += [doubt] if doubt else []
         return "\n".join([*lines, *advice])
 

@@ -110,8 +110,10 @@ def test_162_small_rewards_are_apart_and_rounding_errors_of_large_parts_are_not(
 
 
 def test_without_a_setting_that_needs_a_success_grades_are_no_matter(tmp_path: Path) -> None:
-    """Warnings are errors here."""
-    assert "success" not in train(tmp_path, [GRADES, RIGHT, WRONG]).session.explain()
+    """Warnings are errors here; explain() names the value to set."""
+    told = train(tmp_path, [GRADES, RIGHT, WRONG]).session.explain()
+    assert "has had the values 0, 0.25, 0.5, 1; " in told
+    assert "replay_pass_reward=1, if the best so far is one" in told
 
 
 def test_a_value_that_is_given_holds_for_grades_too(tmp_path: Path) -> None:

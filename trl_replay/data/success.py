@@ -111,6 +111,11 @@ class Success:
         seen = f"{', '.join(others)}, {dots}{last}" if others else last
         return f"it is unknown what a success is: the reward that counts ({self.of}) has had the values {seen}"
 
+    @property
+    def remedy(self) -> str:
+        """Which setting to give, of graded rewards."""
+        return f"replay_pass_reward={self.values[-1]:.4g}, if the best so far is one"
+
     def state_dict(self) -> Mapping[str, Any]:
         """Return what a checkpoint keeps."""
         return {"of": self.of, "values": self.values, "noise": self.noise}

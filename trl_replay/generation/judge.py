@@ -84,4 +84,5 @@ def doubt_of(settings: Settings, success: Success, trainer: Any) -> str:
         return ""
     names = list(trainer.reward_func_names)
     which = f", or replay_reward to one of {', '.join(map(repr, names))}" if len(names) > 1 else ""
-    return f"{doubt}; {'; '.join(effects)}. Set replay_pass_reward to the least reward of a success{which}."
+    best = f" ({success.remedy})" if success.is_graded else ""
+    return f"{doubt}; {'; '.join(effects)}. Set replay_pass_reward to the least reward of a success{best}{which}."

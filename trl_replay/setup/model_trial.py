@@ -77,7 +77,7 @@ def _tried(trainer: Any, model: Any) -> Trial:
     single = model.dtype == alone.dtype == torch.float32 and not compat.autocasts(trainer)
     least = LEAST if single else LEAST_IN_HALF_PRECISION
     most = max(least, RISES * float(neighbors.abs().mean()))
-    reads = float(padding.abs().mean()) > most or not alone.embedded_as(behind)
+    reads = float(padding.abs().mean()) > most
     size, length = both.abs(), trainer.args.max_completion_length or TOKENS
     noise = Noise(float(size.mean()), float(size.max()), length, float(dropout.abs().mean()))
     return Trial(noise, reads, remedy=remedy)
@@ -91,13 +91,9 @@ class _Scored:
         ids = torch.tensor(rows, device=model.device)
         real = torch.ones_like(ids)
         real[0, :padding] = 0
-        out = model(input_ids=ids, attention_mask=real, output_hidden_states=True, use_cache=False)
+        out = model(input_ids=ids, attention_mask=real, use_cache=False)
         self.dtype = out.logits.dtype
         self._spread = (out.logits[0, padding:].float() / trainer.temperature).log_softmax(dim=-1)
-        embedded = out.hidden_states[0]
-        self._embedded: torch.Tensor | None = None
-        if embedded.dim() == 3:  # Gemma 3n has four streams
-            self._embedded = embedded[0, padding:]
 
     def draw(self) -> torch.Tensor:
         """Tokens as the model would sample them, `(T,)`: the log-probs of others are of no concern."""
@@ -108,11 +104,6 @@ class _Scored:
         """Their log-probs, `(T,)`."""
         taken: torch.Tensor = self._spread[PROMPT:].gather(1, targets[:, None])[:, 0].cpu()
         return taken
-
-    def embedded_as(self, other: _Scored) -> bool:
-        """Whether the row is embedded alike, bit for bit: learned positions show there first."""
-        mine, others = self._embedded, other._embedded
-        return mine is None or others is None or torch.equal(mine, others)
 
 
 def _made_up(trainer: Any, model: Any) -> tuple[list[int], list[int], list[int]]:
