@@ -54,6 +54,16 @@ SIZES = {
     "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 16, "first_k_dense_replace": 1,
 }  # fmt: skip
 """Numbers that a tiny configuration takes, where it has the name."""
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1}
+OWN: dict[str, dict[str, Any]] = {
+    "bamba": MAMBA, "granitemoehybrid": MAMBA, "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8}, "nemotron": {"num_key_value_heads": 4},
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 16}),
+    "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0] * 4},
+    "deepseek_v2": {"n_routed_experts": 4, "num_experts_per_tok": 2, "topk_method": "greedy"},
+    "kimi_linear": {"num_experts_per_token": 2},
+}  # fmt: skip
+"""What a configuration needs besides."""
 
 
 def main() -> int:
@@ -124,6 +134,8 @@ def tiny(name: str) -> Any:
     """A random model of this kind, large enough for every part of it to act."""
     config = transformers.CONFIG_MAPPING[name]()
     shrink(config, len(make_tokenizer()))
+    for key, value in OWN.get(name, {}).items():
+        setattr(config, key, value)
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
