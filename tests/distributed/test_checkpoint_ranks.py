@@ -11,11 +11,11 @@ import pytest
 from launches import Launches
 from one_rank import told
 from resuming import SCOPES, group_hash, last, restored, runs_on_ranks, train
+from trl_replay.extras.report.inspection import inspect
 
 from trl_replay import last_complete_checkpoint
 from trl_replay.checkpoint import format as saved
 from trl_replay.extras.files.export import of_checkpoint, write
-from trl_replay.extras.report.inspection import inspect
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import statistics
 from pathlib import Path
 
 import pytest
+from trl_replay.extras.advice.rules import RULES, Bound
 
 from trl_replay import ReplayConfig
-from trl_replay.extras.advice.rules import RULES, Bound
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from forked import check, launch
+from trl_replay.demo.lock import Record
 
 from trl_replay.cli import main
 from trl_replay.demo import arms, lock, showing
-from trl_replay.demo.lock import Record
 
 HERE = Path(__file__).parent
 SEED = 3

@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import pytest
 from support import DEAD, HALF, LIVE, Rewards
+from trl_replay.extras.report.comparison import comparison
+from trl_replay.extras.report.runs import Run, read_run
 
 import trl_replay
 from trl_replay import ReplayError
-from trl_replay.extras.report.comparison import comparison
-from trl_replay.extras.report.runs import Run, read_run
 from trl_replay.testing import make_trainer
 
 STEPS = 6

@@ -13,10 +13,10 @@ from datasets import load_dataset
 from replaying import build as build_checked
 from resuming import build, digits, group_hash, train
 from support import DEAD, HALF, LIVE, Rewards, masked_rollout, record
+from trl_replay.extras.report.page import write_report
 
 import trl_replay
 from trl_replay import ReplayError
-from trl_replay.extras.report.page import write_report
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 

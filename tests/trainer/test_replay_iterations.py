@@ -19,6 +19,8 @@ import trl_replay
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
 from trl_replay.testing import make_trainer
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 NEWER = (("dapo, 0.37", since("1.10.0", "an entropy bonus that is a mean over the tokens it acts on")),
          ("entropy bonus", since("1.8.0", "the entropy bonus")))  # fmt: skip
 

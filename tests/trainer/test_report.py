@@ -9,11 +9,11 @@ import unicodedata
 import pytest
 from resuming import build, digits, rewrite, train
 from support import DEAD, LIVE, Rewards
+from trl_replay.extras.report.inspection import inspect
+from trl_replay.extras.report.page import page, write_report
 
 import trl_replay
 from trl_replay import ReplayError
-from trl_replay.extras.report.inspection import inspect
-from trl_replay.extras.report.page import page, write_report
 from trl_replay.testing import make_trainer
 
 

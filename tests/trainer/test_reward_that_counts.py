@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from support import DEAD, HALF, LIVE, Rewards
-
-import trl_replay
-from trl_replay import ReplayError
-from trl_replay.cli import main
 from trl_replay.extras.report.comparison import comparison, verdict
 from trl_replay.extras.report.page import write_report
 from trl_replay.extras.report.runs import read_run, seed_of
 from trl_replay.extras.report.verdict import difference
+
+import trl_replay
+from trl_replay import ReplayError
+from trl_replay.cli import main
 from trl_replay.testing import make_trainer
 
 STEPS = 40

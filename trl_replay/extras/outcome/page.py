@@ -1,0 +1,128 @@
+"""The page of `trl-replay report --html`: what was printed, with charts. It needs nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader
+
+from ...base.files import replacing
+from ...setup.config import ReplayConfig
+from .comparison import axis_of, by_label
+from .outcome import REPLACED, Outcome
+from .run import DEAD, DEAD_AFTER, DEAD_EXACT, GENERATIONS, REDRAWN, Curve, Run
+
+COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97")
+"""Of lines, seen on a light and on a dark page."""
+MANY, MEANS = 120, 30
+"""Points from which on a line is drawn faint, and the means of neighbors over it."""
+NO_CHARTS = "For charts: pip install matplotlib, and run this again."
+
+
+def write_page(path: Path, lines: Sequence[str], rows: Sequence[Sequence[str]], outcomes: Sequence[Outcome]) -> Path:
+    """Write the page, and return its path. What comes from a file is a number, or is escaped.
+
+    Args:
+        path (`Path`): Where to.
+        lines (`Sequence[str]`): What was printed.
+        rows (`Sequence[Sequence[str]]`): Of the table: a name, and a value of each run.
+        outcomes (`Sequence[Outcome]`): At least one.
+    """
+    runs = [outcome.run for outcome in outcomes]
+    charts, note = charts_of(runs, outcomes[0].key), ""
+    if charts is None:
+        charts, note = {}, NO_CHARTS
+    defaults = {**ReplayConfig().to_dict(), GENERATIONS: None}
+    changed = {
+        run.label: {
+            name: json.dumps(value) for name, value in run.settings.items() if value != defaults.get(name, ...)
+        }
+        for run in runs
+    }
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    text = environment.get_template("page.html").render(
+        name=", ".join(by_label(runs)),
+        labels=[run.label for run in runs],
+        lines=[*lines, note],
+        rows=rows,
+        charts=charts,
+        settings={label: of for label, of in changed.items() if of},
+    )
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
+    return path
+
+
+def charts_of(runs: Sequence[Run], key: str) -> dict[str, str] | None:
+    """Return charts as SVG by their titles; None where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    axis = axis_of(runs)
+    lines = {
+        f"Reward over {axis}": {"": key, "on evaluation prompts": f"eval_{key}"},
+        "Reward over seconds": {"": key} if axis != "seconds" else {},
+        "Dead groups": {"generated": _dead(runs), "trained on": DEAD_AFTER},
+        "Replayed groups": {"replaced": REPLACED, "drawn anew in further updates": REDRAWN},
+        "How far the policy has moved": {"importance ratio": "replay/ratio_mean", "effective sample": "replay/ess"},
+    }
+    charts = {}
+    for title, metrics in lines.items():
+        figure = Figure(figsize=(5.4, 2.7), layout="constrained")
+        axes = figure.add_subplot()
+        along = "seconds" if title.endswith("seconds") else axis
+        for label, curve, color in _curves(runs, metrics, along):
+            _draw(axes, label, curve, color)
+        if axes.lines:
+            axes.set(xlabel=along)
+            axes.spines[["top", "right"]].set_visible(False)
+            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # seeds of a label share one
+            axes.legend(handles.values(), handles, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
+            charts[title] = _svg(figure)
+    return charts
+
+
+def _dead(runs: Sequence[Run]) -> str:
+    return DEAD_EXACT if any(run.attached for run in runs) else DEAD
+
+
+def _curves(runs: Sequence[Run], metrics: Mapping[str, str], axis: str) -> list[tuple[str, Curve, str]]:
+    """Each line with its label and its color: a color a label of runs, or a metric of one."""
+    colors = dict(zip(by_label(runs) if len(runs) > 1 else metrics, COLORS * len(runs), strict=False))
+    found = []
+    for run in runs:
+        for words, key in metrics.items():
+            spent, values = run.points(key, axis)
+            known = np.isfinite(spent)
+            curve = Curve(np.array(spent)[known].tolist(), np.array(values)[known].tolist())
+            label = " ".join(filter(None, (run.label if len(runs) > 1 else "", words))) or run.label
+            found.append((label, curve, colors[run.label if len(runs) > 1 else words]))
+    return found
+
+
+def _draw(axes: Any, label: str, curve: Curve, color: str) -> None:
+    points = np.array(curve)
+    if not points.size:
+        return
+    if points.shape[1] >= MANY:
+        axes.plot(*points, color=color, alpha=0.3)
+        points = np.array([part.mean(axis=1) for part in np.array_split(points, MEANS, axis=1)]).T
+    axes.plot(*points, color=color, label=" " + label.replace("$", r"\$"), marker=".")  # else a formula, or hidden
+
+
+def _svg(figure: Any) -> str:
+    """The figure as an SVG element, whose texts stay texts and whose background is the page's."""
+    from matplotlib import rc_context
+
+    written = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+    text = written.getvalue()
+    return text[text.index("<svg") :]
