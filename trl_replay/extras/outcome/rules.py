@@ -427,8 +427,7 @@ def facts_of(outcome: Outcome, count: int = 0) -> dict[str, Any]:
     }
     if not run.attached and all(entry[DEAD] == 1 for entry in steps):
         known["size"] = 0.0  # nothing would have been stored
-    if "size" in known and "replay_buffer_size" in settings:
-        known["buffer full"] = known["size"] >= settings["replay_buffer_size"]
+    known["buffer full"] = known.get("size", -1) >= settings.get("replay_buffer_size", 0) > 0
     if rewards and min(rewards) >= 0:
         known["reward"] = max(rewards)
     if entropy and max(entropy) > 0 and (now := run.mean("entropy", last)) is not None:
