@@ -85,17 +85,9 @@ class Reporting:
     def record(self, values: Mapping[str, float]) -> None:
         """Put values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self._totals.metrics = {**self._totals.metrics, **values}
-        shown = {key: value for key, value in values.items() if self._is_logged(key, value)}
+        config, judged = self._components.settings.config, self._components.success.least is not None
+        shown = {key: value for key, value in values.items() if is_logged(key, value, config, judged)}
         put_into_log(shown, compat.training_metrics(self._trainer()))
-
-    def _is_logged(self, key: str, value: float) -> bool:
-        """Whether the trainer's log has it: ten metrics, and those of a setting in use. `metrics` has all."""
-        if key in IN_DOUBT:
-            return self._components.success.least is None
-        if key not in OF_SETTING or value >= MATTERS.get(key, math.inf):
-            return True
-        setting = OF_SETTING[key]
-        return setting is not None and getattr(self._components.settings.config, setting) != getattr(DEFAULTS, setting)
 
     def about_to_log(self) -> None:
         """The trainer writes its log: losses and refusals that are 0 are left out."""
@@ -180,6 +172,23 @@ class Reporting:
         doubt = doubt_of(settings, components.success, trainer)
         lines += [doubt] if doubt else []
         return "\n".join([*lines, *advice])
+
+
+def is_logged(key: str, value: float, config: ReplayConfig, judged: bool) -> bool:
+    """Tell whether the trainer's log has a metric: ten, and those of a setting in use. `session.metrics` has all.
+
+    Args:
+        key (`str`): Its name.
+        value (`float`): Its value.
+        config ([`ReplayConfig`]): The settings in force.
+        judged (`bool`): Whether it is known what passes.
+    """
+    if key in IN_DOUBT:
+        return not judged
+    if key not in OF_SETTING or value >= MATTERS.get(key, math.inf):
+        return True
+    setting = OF_SETTING[key]
+    return setting is not None and getattr(config, setting) != getattr(DEFAULTS, setting)
 
 
 def _plugins_in_words(settings: Settings) -> str:
