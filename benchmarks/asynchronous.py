@@ -43,11 +43,11 @@ def run(arm: str, seed: int) -> dict[str, Any]:
     import pytest
     import queued
     import torch
+    from lock import GENERATIONS, HIDDEN_SIZE, codes, taught
     from transformers import TrainerCallback
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
     import trl_replay
-    from trl_replay.demo.lock import GENERATIONS, HIDDEN_SIZE, codes, taught
     from trl_replay.testing import make_model, make_tokenizer
 
     torch.set_num_threads(1)

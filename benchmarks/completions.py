@@ -9,10 +9,25 @@ from typing import Any, NamedTuple
 
 from real_model_report import mean_and_error
 
-from trl_replay.extras.report.crossing import Curve, median_and_range, middle
+from trl_replay.extras.outcome.run import Curve
 
 COSTS = (0.2, 1, 5, 20)
 """Generation of a batch, in training passes over it."""
+
+
+def median_and_range(values: Sequence[float]) -> str:
+    """Describe numbers of completions: `"1,856 (1,376 to 2,944)"`, `"never"` where most are infinite."""
+    low, median, high = (
+        "never" if value == inf else f"{value:,.0f}" for value in (min(values), middle(values), max(values))
+    )
+    return median if low == high else f"{median} ({low} to {high})"
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median; infinity where it lies between a number and infinity."""
+    ordered = sorted(values)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return high if high == inf else (low + high) / 2
 
 
 class Spent(NamedTuple):

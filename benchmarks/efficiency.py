@@ -98,7 +98,7 @@ def make_trainer(job: papers.Job, folder: str) -> Any:
         rewards = vaults.share_of_letters
         return addition.make_trainer(job.seed, job.learning_rate, steps, folder, rewards, **job.training)
     if job.task == "sum":
-        from trl_replay.demo import lock
+        import lock
 
         rewards = [formatted, lock.reward, length]
         return lock.make_trainer(job.seed, job.learning_rate, steps, folder, rewards=rewards, **job.training)

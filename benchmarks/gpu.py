@@ -239,10 +239,9 @@ def idle(size: Size) -> dict[str, bool]:
 def learning(size: Size) -> dict[str, Any]:
     """The lock and addition, on the device: mean rewards of each 25 updates."""
     import addition
-
-    from trl_replay.demo import lock
-    from trl_replay.demo.lock import Record
-    from trl_replay.demo.lock import train as train_toy
+    import lock
+    from lock import Record
+    from lock import train as train_toy
 
     tasks = {"lock": (lock.make_trainer, 5e-4, size.lock), "addition": (addition.make_trainer, 1e-4, size.addition)}
     curves: dict[str, Any] = {}

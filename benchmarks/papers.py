@@ -157,7 +157,7 @@ def trainer_of_task(job: Job, folder: str) -> Any:
     """The task's trainer, with more updates than the completions can last for."""
     steps = (job.budget // COMPLETIONS_A_BATCH + 1) * job.training.get("num_iterations", 1)
     if job.task == "lock":
-        from trl_replay.demo import lock
+        import lock
 
         return lock.make_trainer(job.seed, job.learning_rate, steps, folder, **job.training)
     if job.task == "addition":

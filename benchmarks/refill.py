@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from learning import Ledger, Settings
 
 if TYPE_CHECKING:
-    from trl_replay.demo.lock import Record
+    from lock import Record
 
 NO_BUFFER = {"replay_buffer_size": 0}
 ARMS: dict[str, Settings] = {
@@ -98,7 +98,7 @@ def make_trainer(job: Job, folder: str) -> Any:
         import vaults
 
         return vaults.make_trainer(vaults.WIDE_LOCK, job.seed, job.learning_rate, steps, folder)
-    from trl_replay.demo import lock
+    import lock
 
     return lock.make_trainer(job.seed, job.learning_rate, steps, folder)
 
@@ -111,9 +111,8 @@ def perform(job: Job) -> dict[str, Any]:
 def trained(job: Any, make_trainer: Callable[[Any, str], Any]) -> tuple[dict[str, Any], Record]:
     """Trains until a job's completions are generated; returns what is kept of the run, and all that it showed."""
     import torch
+    from lock import Record, train
     from transformers import TrainerCallback
-
-    from trl_replay.demo.lock import Record, train
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings

@@ -47,7 +47,7 @@ from shared_prompts import sampled, share_prompts
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from trl_replay import Context, Corrected, ReplayedRows, hookimpl
-from trl_replay.extras.advice.pace import FORWARD
+from trl_replay.extras.outcome.outcome import FORWARD
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 

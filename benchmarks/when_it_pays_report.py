@@ -25,8 +25,6 @@ import completions
 import real_model_report
 import when_it_pays as study
 
-from trl_replay.extras.advice.logged import dead_bounds
-
 RESULTS = Path(__file__).parent / "results"
 STOCK_ON_TINY_TASKS = RESULTS / "when_it_pays_stock.jsonl"
 TINY = ("lock", "wide lock", "vault", "long", "addition", "grades", "digits")
@@ -81,7 +79,7 @@ class Dot:
 
 def not_all_right(dead: float, reward: float) -> float:
     """The share of groups that are dead and not known to be all right, where rewards are 0 and 1."""
-    return dead_bounds(dead, reward)[0][1]
+    return dead - max(reward - (1 - dead), 0.0)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
