@@ -38,7 +38,7 @@ def test_the_gpu_benchmark_runs_on_a_cpu_in_small(benchmark, tmp_path, monkeypat
     gpu = benchmark("gpu")
     monkeypatch.setattr(gpu, "WARM_UP", 1)
     monkeypatch.setattr(gpu, "SMALL", gpu.Size(hidden=16, layers=1, tokens=6, steps=3, long=2, lock=2, addition=1))
-    addition, lock = benchmark("addition"), benchmark("trl_replay.demo.lock")
+    addition, lock = benchmark("addition"), benchmark("lock")
     untaught = make_model(make_tokenizer(), addition.HIDDEN_SIZE).state_dict()
     monkeypatch.setattr(addition, "taught", lambda: untaught)
     untaught_lock = make_model(make_tokenizer(), lock.HIDDEN_SIZE).state_dict()

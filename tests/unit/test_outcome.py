@@ -170,8 +170,6 @@ def test_the_outcome_tells_completions_updates_and_time_and_the_groups_of_furthe
         "seconds": "260",
         "updates a batch": "2",
         "dead groups": "50.0%",
-        "all wrong": "16.0%",
-        "all right": "0.0%",
         "replaced": "25.0%",
         "dead groups trained on": "10.0%",
         "drawn anew in further updates": "75.0%",

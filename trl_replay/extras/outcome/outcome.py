@@ -12,7 +12,7 @@ import numpy as np
 from .logs import Entry
 from .run import AXES, DEAD, DEAD_AFTER, REDRAWN, SUM, Run, generated, is_number, width_of
 
-REPLACED = "replay/replaced_fraction"
+REPLACED, ESS = "replay/replaced_fraction", "replay/ess"
 ALL_WRONG, ALL_RIGHT = "replay/all_wrong_fraction", "replay/all_right_fraction"
 LOWEST, HIGHEST = "replay/lowest_fraction", "replay/highest_fraction"
 TINY = 1e-4
@@ -116,7 +116,7 @@ class Outcome:
         spent = ", ".join(f"{count} {axis}" for axis, count in self.spent.items())
         evaluated = f"{self.name} on evaluation prompts {_way(self.evaluated)}" if self.evaluated else ""
         if self.generated_once:
-            sizes = self.run.numbers("replay/ess")
+            sizes = self.run.numbers(ESS)
             sample = f"; effective sample size {_way(sizes)}" if sizes else ""
             unknown = "the log does not show whether it learned, as nothing was evaluated"
             return f"{evaluated or unknown}; {spent}, and one batch generated{sample}"

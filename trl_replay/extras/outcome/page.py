@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ from jinja2 import Environment, FileSystemLoader
 from ...base.files import replacing
 from ...setup.config import ReplayConfig
 from .comparison import axis_of, by_label
-from .outcome import REPLACED, Outcome
-from .run import DEAD, DEAD_AFTER, DEAD_EXACT, GENERATIONS, REDRAWN, Curve, Run
+from .outcome import ESS, REPLACED, Outcome
+from .run import DEAD, DEAD_AFTER, DEAD_EXACT, GENERATIONS, REDRAWN, Run
 
 COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97")
 """Of lines, seen on a light and on a dark page."""
-MANY, MEANS = 120, 30
-"""Points from which on a line is drawn faint, and the means of neighbors over it."""
 NO_CHARTS = "For charts: pip install matplotlib, and run this again."
 
 
@@ -65,20 +63,27 @@ def charts_of(runs: Sequence[Run], key: str) -> dict[str, str] | None:
     except ImportError:
         return None
     axis = axis_of(runs)
+    dead = DEAD_EXACT if any(run.attached for run in runs) else DEAD
+    reward = {"": key, "on evaluation prompts": f"eval_{key}"}
     lines = {
-        f"Reward over {axis}": {"": key, "on evaluation prompts": f"eval_{key}"},
-        "Reward over seconds": {"": key} if axis != "seconds" else {},
-        "Dead groups": {"generated": _dead(runs), "trained on": DEAD_AFTER},
-        "Replayed groups": {"replaced": REPLACED, "drawn anew in further updates": REDRAWN},
-        "How far the policy has moved": {"importance ratio": "replay/ratio_mean", "effective sample": "replay/ess"},
+        f"Reward over {axis}": (axis, reward),
+        "Reward over seconds": ("seconds", reward),
+        "Dead groups": (axis, {"generated": dead, "trained on": DEAD_AFTER}),
+        "Replayed groups": (axis, {"replaced": REPLACED, "drawn anew in further updates": REDRAWN}),
+        "How far the policy has moved": (axis, {"importance ratio": "replay/ratio_mean", "effective sample": ESS}),
     }
     charts = {}
-    for title, metrics in lines.items():
+    for title, (along, metrics) in lines.items():
         figure = Figure(figsize=(5.4, 2.7), layout="constrained")
         axes = figure.add_subplot()
-        along = "seconds" if title.endswith("seconds") else axis
-        for label, curve, color in _curves(runs, metrics, along):
-            _draw(axes, label, curve, color)
+        colors = dict(zip(by_label(runs) if len(runs) > 1 else metrics, COLORS * len(runs), strict=False))
+        for run in runs:
+            for words, metric in metrics.items():
+                points = np.array(run.points(metric, along))
+                if points.size and np.isfinite(points).all():
+                    label = " ".join(filter(None, (run.label if len(runs) > 1 or not words else "", words)))
+                    label = " " + label.replace("$", r"\$")  # else a formula, or hidden
+                    axes.plot(*points, color=colors[run.label if len(runs) > 1 else words], label=label, marker=".")
         if axes.lines:
             axes.set(xlabel=along)
             axes.spines[["top", "right"]].set_visible(False)
@@ -86,34 +91,6 @@ def charts_of(runs: Sequence[Run], key: str) -> dict[str, str] | None:
             axes.legend(handles.values(), handles, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
             charts[title] = _svg(figure)
     return charts
-
-
-def _dead(runs: Sequence[Run]) -> str:
-    return DEAD_EXACT if any(run.attached for run in runs) else DEAD
-
-
-def _curves(runs: Sequence[Run], metrics: Mapping[str, str], axis: str) -> list[tuple[str, Curve, str]]:
-    """Each line with its label and its color: a color a label of runs, or a metric of one."""
-    colors = dict(zip(by_label(runs) if len(runs) > 1 else metrics, COLORS * len(runs), strict=False))
-    found = []
-    for run in runs:
-        for words, key in metrics.items():
-            spent, values = run.points(key, axis)
-            known = np.isfinite(spent)
-            curve = Curve(np.array(spent)[known].tolist(), np.array(values)[known].tolist())
-            label = " ".join(filter(None, (run.label if len(runs) > 1 else "", words))) or run.label
-            found.append((label, curve, colors[run.label if len(runs) > 1 else words]))
-    return found
-
-
-def _draw(axes: Any, label: str, curve: Curve, color: str) -> None:
-    points = np.array(curve)
-    if not points.size:
-        return
-    if points.shape[1] >= MANY:
-        axes.plot(*points, color=color, alpha=0.3)
-        points = np.array([part.mean(axis=1) for part in np.array_split(points, MEANS, axis=1)]).T
-    axes.plot(*points, color=color, label=" " + label.replace("$", r"\$"), marker=".")  # else a formula, or hidden
 
 
 def _svg(figure: Any) -> str:

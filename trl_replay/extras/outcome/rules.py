@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...data.counters import GATED
 from ...setup.config import ReplayConfig
 from .logs import Entry
-from .outcome import ALL_RIGHT, ALL_WRONG, HIGHEST, LOWEST, REPLACED, TINY, Outcome, cost_in_words
+from .outcome import ALL_RIGHT, ALL_WRONG, ESS, HIGHEST, LOWEST, REPLACED, TINY, Outcome, cost_in_words
 from .run import DEAD, DEAD_AFTER, DEAD_EXACT, GENERATIONS, SUM, Run, is_number
 
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
@@ -377,7 +377,7 @@ MEANS = {
     "longest completion": "completions/max_length",
     "size": "replay/size",
     "uses": "replay/uses_mean",
-    "effective sample size": "replay/ess",
+    "effective sample size": ESS,
     "importance ratio": "replay/ratio_mean",
     "masked replayed rows": GATED,
 }

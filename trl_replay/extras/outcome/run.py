@@ -251,6 +251,5 @@ def generated(entry: Entry) -> bool:
 
 def _labeled(given: str) -> tuple[str, Path]:
     """The label, which may be empty, and the folder, whose name may have an equals sign."""
-    parts = given.split("=")
-    cuts = [("=".join(parts[:count]), Path("=".join(parts[count:]))) for count in range(len(parts))]
-    return next((cut for cut in cuts if cut[1].exists()), ("", Path(given)))
+    label, _, path = given.partition("=")
+    return (label, Path(path)) if path and not Path(given).exists() else ("", Path(given))
