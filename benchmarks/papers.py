@@ -40,7 +40,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import refill
+import budget
 from learning import Ledger, Settings
 
 COMPLETIONS_A_BATCH = 64
@@ -112,7 +112,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Job(refill.Job):
+class Job(budget.Job):
     """One training run. `training` are settings of `GRPOConfig`."""
 
     training: dict[str, Any] = field(default_factory=dict)
@@ -172,7 +172,7 @@ def trainer_of_task(job: Job, folder: str) -> Any:
 
 def perform(job: Job) -> dict[str, Any]:
     """Runs one job in this process and returns its record."""
-    result, record = refill.trained(job, make_trainer)
+    result, record = budget.trained(job, make_trainer)
     result["replay"] = {name: round(value, 5) for name, value in record.means.items()}
     result["curve"] = [round(value, 4) for value in record.curve(25)]
     return result

@@ -42,7 +42,7 @@ from typing import Any
 import completions
 import numpy as np
 import torch
-from real_model_report import mean_and_error
+from completions import mean_and_error
 from shared_prompts import sampled, share_prompts
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 

@@ -37,11 +37,6 @@ def of_rates(rates):
     return [*(rates.updates_per_batch.curve(done, task) for task in rates.TASKS), rates.table(done)]
 
 
-def of_refill(refill):
-    found = results_of("refill")
-    return [refill.table(task, found["tasks"][task], found["arms"]) for task in ("lock", "addition")]
-
-
 def of_what_tells(report):
     return [report.table(report.dots()), report.study.by_rate(report.study.finished(), "topics")]
 
@@ -49,13 +44,9 @@ def of_what_tells(report):
 TABLES = [
     # reports or pages, benchmark, and what makes tables of its results, each a list of lines
     ("learning", "learning_report", lambda report: [report.overview(results_of("learning"))]),
-    ("learning", "real_model_report",
-     lambda report: [report.table(report.finished(report.records_of(RESULTS / "real_model.jsonl")))]),
-    ("efficiency", "refill", of_refill),
     ("papers", "papers_report", lambda report: report.tables(results_of("papers")).values()),
     ("costs", "overhead", lambda bench: [bench.size_table(results_of("overhead_tables")["checks"])]),
     ("costs", "long", lambda bench: [bench.table(results_of("long"))]),
-    ("docs/asynchronous", "asynchronous", lambda bench: [bench.table(results_of("asynchronous"))]),
     ("efficiency preset docs/howto/several-rewards", "efficiency_report",
      lambda report: report.tables(efficiency())),
     ("when_it_pays", "when_it_pays", lambda study: [study.to_the_goal(study.finished())]),
@@ -87,24 +78,13 @@ def test_the_gain_on_addition_is_told_late_and_early():
         if record["task"] == "addition" and record["arm"] in accuracies and record["seed"] < 5:
             assert record["budget"] == 12_800
             accuracies[record["arm"]][record["seed"]] = record["accuracy"]
-    early = importlib.import_module("real_model_report").paired(accuracies["defaults"], accuracies["stock"])
+    early = importlib.import_module("completions").paired(accuracies["defaults"], accuracies["stock"])
     found = results_of("learning")["tasks"]["addition"]
     late = importlib.import_module("learning_report").difference(found["summary"]["corrected"])
     assert found["runs"][0]["rollouts"] == 32_000
     page = (REPORTS / "learning.md").read_text()
     assert f"**{late}**" in page
     assert f"after 12,800 completions it is {early}" in page
-
-
-def test_what_the_pilots_of_the_real_model_showed_is_what_the_page_says():
-    report = importlib.import_module("real_model_report")
-    found = report.records_of(RESULTS / "real_model.jsonl")
-    assert "stock" in report.finished(found)
-    page = (REPORTS / "learning.md").read_text()
-    rows = [row.strip("| ").split(" | ") for row in report.pilots(found)]
-    accuracy = {(arm, rate): value for arm, rate, *_, value in rows[2:]}
-    high, low = (accuracy[f"sample_efficient{beta}", "1e-05"] for beta in (" with beta=2", ""))
-    assert f"accuracy after 25 batches was {high} instead of {low}" in " ".join(page.split())
 
 
 def test_the_demo_trains_at_the_rates_that_the_benchmark_chose():
