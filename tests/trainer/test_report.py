@@ -81,7 +81,7 @@ def test_the_page_needs_nothing_else_and_says_what_was_printed(run: Any, said: A
     assert "script" not in text
     assert parsed.titles[1:] == [
         "Reward over completions", "Reward over seconds", "Dead groups", "Replayed groups",
-        "How far the policy has moved", f"Settings of {folder.name} that are not the defaults",
+        "How far the policy has moved",
     ]  # fmt: skip
     assert text.count("<svg") == 5
     assert "prefers-color-scheme:dark" in text

@@ -240,7 +240,7 @@ def test_each_form_of_a_log_is_told_what_its_run_shows(form: str, tmp_path: Path
     [
         ("empty.json", "", "can't be read: Expecting value"),
         ("trainer_state.json", "", "can't be read"),
-        ("empty.jsonl", "", "has no entries"),
+        ("empty.jsonl", "", "It has no entries"),
         ("empty.csv", "", "can't be read: No columns"),
         ("broken.json", '{"log_history": [', "can't be read: Expecting value"),
         ("short.jsonl", '{"step": 1, "frac', "can't be read"),

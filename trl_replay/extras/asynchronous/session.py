@@ -74,6 +74,9 @@ class AsyncSession:
         else:
             self.buffer.warmed = True  # nothing fills its buffer
 
+    def __repr__(self) -> str:
+        return f"<AsyncSession: {self.reporting.in_one_line()}>"
+
     @property
     def settings(self) -> Settings:
         """What the session goes by."""

@@ -28,6 +28,6 @@ class RunAdvisor:
 
     def remedy_for_masks(self, settings: Mapping[str, Any]) -> str:
         """Return what to change where all that is replayed is masked; nothing where the correction means to."""
-        facts = {**settings, "masked replayed rows": 1.0}
-        found = [rule for rule in RULES if "masked replayed rows ≥ 0.5" in rule.when and rule.applies(facts)]
-        return found[0].told(settings).replace("`", "") if found else ""
+        (rule,) = (rule for rule in RULES if rule.name == "masked rows")
+        applies = rule.applies({**settings, "masked replayed rows": 1.0})
+        return rule.told(settings).replace("`", "") if applies else ""

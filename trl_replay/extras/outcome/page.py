@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
 from ...base.files import replacing
-from ...setup.config import ReplayConfig
 from .comparison import axis_of, by_label
 from .outcome import ESS, REPLACED, Outcome
-from .run import DEAD, DEAD_AFTER, DEAD_EXACT, GENERATIONS, REDRAWN, Run
+from .run import DEAD, DEAD_AFTER, DEAD_EXACT, REDRAWN, Run
 
 COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97")
 """Of lines, seen on a light and on a dark page."""
@@ -32,24 +30,14 @@ def write_page(path: Path, lines: Sequence[str], rows: Sequence[Sequence[str]], 
         outcomes (`Sequence[Outcome]`): At least one.
     """
     runs = [outcome.run for outcome in outcomes]
-    charts, note = charts_of(runs, outcomes[0].key), ""
-    if charts is None:
-        charts, note = {}, NO_CHARTS
-    defaults = {**ReplayConfig().to_dict(), GENERATIONS: None}
-    changed = {
-        run.label: {
-            name: json.dumps(value) for name, value in run.settings.items() if value != defaults.get(name, ...)
-        }
-        for run in runs
-    }
+    charts = charts_of(runs, outcomes[0].key)
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     text = environment.get_template("page.html").render(
         name=", ".join(by_label(runs)),
         labels=[run.label for run in runs],
-        lines=[*lines, note],
+        lines=[*lines, "" if charts is not None else NO_CHARTS],
         rows=rows,
-        charts=charts,
-        settings={label: of for label, of in changed.items() if of},
+        charts=charts or {},
     )
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")

@@ -501,11 +501,10 @@ def _of_functions(run: Run, steps: Sequence[Entry], last: Sequence[Entry]) -> di
             told = [run.numbers(f"rewards/{name}/{statistic}", steps) for statistic in ("mean", "std")]
             if len(names) > 1 and all(len(values) == len(steps) and max(map(abs, values)) <= TINY for values in told):
                 silent.append(name)
-        elif 0.5 <= share < 1 or (share >= 1 > of_all and not pays):
+        elif (0.5 <= share < 1 or (share >= 1 > of_all and not pays)) and share - live <= 0.5:
             apart[name] = share, share - live
         elif of_all == 1 and not pays:
             silent.append(name)
-    apart = {name: shares for name, shares in apart.items() if shares[1] <= 0.5}
     if apart:
         most, of_sum = map(max, zip(*apart.values(), strict=True))
         return {**found, "dead groups by NAME": most, "dead groups of NAME's": of_sum, NAME: _either(apart)}

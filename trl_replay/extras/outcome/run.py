@@ -129,12 +129,11 @@ class Run:
     def what_is_missing(self) -> str:
         """Why the log can't be used, by what it has."""
         names = list(dict.fromkeys(name for entry in self.log for name in entry))
+        has = f"It has {', '.join(names[:8]) or 'no entries'}."
         if DEAD in names or DEAD_EXACT in names:
-            return f"says no step of its shares of dead groups: name the column 'step'. It has {', '.join(names[:8])}."
-        if "reward_std" in names:
-            return f"has rewards and no share of dead groups, {DEAD!r}: older releases of TRL did not log it."
-        has = f"It has {', '.join(names[:8])}. " if names else "It has no entries. "
-        return f"is no log of GRPO: {DEAD!r} is missing, the share of dead groups. {has}".strip()
+            return f"says no step of its shares of dead groups: name the column 'step'. {has}"
+        older = "; older releases of TRL did not log it" if "reward_std" in names else ""
+        return f"is no log of GRPO: {DEAD!r} is missing, the share of dead groups{older}. {has}"
 
     @cached_property
     def trained(self) -> list[Entry]:
