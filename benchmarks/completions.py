@@ -7,12 +7,39 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from real_model_report import mean_and_error
+import numpy as np
 
-from trl_replay.extras.report.crossing import Curve, median_and_range, middle
+from trl_replay.extras.outcome.run import Curve
 
 COSTS = (0.2, 1, 5, 20)
 """Generation of a batch, in training passes over it."""
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    """The mean, and its standard error if there are several values."""
+    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):+.3f}{error}".replace("-", "−")
+
+
+def paired(by_seed: dict[int, float], of_stock: dict[int, float]) -> str:
+    """The mean difference to stock with the same seeds, and its standard error."""
+    differences = [value - of_stock[seed] for seed, value in by_seed.items() if seed in of_stock]
+    return "–" if len(differences) < 2 or by_seed == of_stock else mean_and_error(differences)
+
+
+def median_and_range(values: Sequence[float]) -> str:
+    """Describe numbers of completions: `"1,856 (1,376 to 2,944)"`, `"never"` where most are infinite."""
+    low, median, high = (
+        "never" if value == inf else f"{value:,.0f}" for value in (min(values), middle(values), max(values))
+    )
+    return median if low == high else f"{median} ({low} to {high})"
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median; infinity where it lies between a number and infinity."""
+    ordered = sorted(values)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return high if high == inf else (low + high) / 2
 
 
 class Spent(NamedTuple):

@@ -21,8 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import budget
 import papers  # sets the threads before torch is imported
-import refill
 from learning import Ledger, Settings
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -98,7 +98,7 @@ def make_trainer(job: papers.Job, folder: str) -> Any:
         rewards = vaults.share_of_letters
         return addition.make_trainer(job.seed, job.learning_rate, steps, folder, rewards, **job.training)
     if job.task == "sum":
-        from trl_replay.demo import lock
+        import lock
 
         rewards = [formatted, lock.reward, length]
         return lock.make_trainer(job.seed, job.learning_rate, steps, folder, rewards=rewards, **job.training)
@@ -112,10 +112,10 @@ def make_trainer(job: papers.Job, folder: str) -> Any:
 
 def perform(job: papers.Job) -> dict[str, Any]:
     """Runs one job in this process and returns its record."""
-    result, record = refill.trained(job, make_trainer)
+    result, record = budget.trained(job, make_trainer)
     return {
         **result,
-        "reached_three_quarters": refill.reached(record.reward, record.rollouts_at, 0.75),
+        "reached_three_quarters": budget.reached(record.reward, record.rollouts_at, 0.75),
         "updates": len(record.reward) * job.training.get("num_iterations", 1),
         "curve": [round(value, 4) for value in record.curve(25)],
         "replay": {name: round(value, 5) for name, value in record.means.items()},

@@ -8,7 +8,7 @@ A random model of about 100 M parameters in bf16 with gradient checkpointing, 8 
 half of the groups dead, so that every step stores and replays. Completions are scripted, so that all runs have the
 same shapes. Measured: forwards that replay adds; the seam's share of a step, with the device synchronised before and
 after it, and without; peak memory over 200 steps with replay and without; whether training with a buffer that changes
-nothing is bit-identical to stock's; and the lock and addition learned on the device.
+nothing is bit-identical to stock's.
 """
 
 from __future__ import annotations
@@ -62,12 +62,10 @@ class Size:
     tokens: int
     steps: int  # of the runs that are timed
     long: int  # of the runs whose memory is looked at
-    lock: int  # updates
-    addition: int
 
 
-LARGE = Size(hidden=768, layers=12, tokens=512, steps=30, long=200, lock=600, addition=200)
-SMALL = Size(hidden=32, layers=2, tokens=12, steps=6, long=6, lock=6, addition=2)
+LARGE = Size(hidden=768, layers=12, tokens=512, steps=30, long=200)
+SMALL = Size(hidden=32, layers=2, tokens=12, steps=6, long=6)
 
 
 def half_dead(completions: list[str], **_: Any) -> list[float]:
@@ -236,25 +234,6 @@ def idle(size: Size) -> dict[str, bool]:
     }
 
 
-def learning(size: Size) -> dict[str, Any]:
-    """The lock and addition, on the device: mean rewards of each 25 updates."""
-    import addition
-
-    from trl_replay.demo import lock
-    from trl_replay.demo.lock import Record
-    from trl_replay.demo.lock import train as train_toy
-
-    tasks = {"lock": (lock.make_trainer, 5e-4, size.lock), "addition": (addition.make_trainer, 1e-4, size.addition)}
-    curves: dict[str, Any] = {}
-    for task, (make, rate, steps) in tasks.items():
-        for arm, settings in (("stock", None), ("defaults", {})):
-            with tempfile.TemporaryDirectory() as folder:
-                trainer = make(0, rate, steps, folder, use_cpu=not torch.cuda.is_available())
-                record = train_toy(trainer, Record(arm, 0, rate, settings))
-            curves.setdefault(task, {})[arm] = [round(value, 4) for value in record.curve(25)]
-    return curves
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints and writes JSON; fails where training that nothing should change was changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -280,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
         results["costs"] = costs(replace(size, long=min(size.long, 60)))
     else:
         same = idle(size)
-        results |= {"idle training is bit-identical": same, "costs": costs(size), "learning": learning(size)}
+        results |= {"idle training is bit-identical": same, "costs": costs(size)}
     results["seconds"] = round(time.perf_counter() - began, 1)
     text = json.dumps(results, indent=1)
     print(text)

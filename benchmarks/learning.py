@@ -82,7 +82,7 @@ def perform(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
     if job.task == "lock":
-        from trl_replay.demo import lock
+        import lock
 
         record = lock.run(job.arm, job.seed, job.learning_rate, job.steps, job.settings)
         extra: dict[str, Any] = {}

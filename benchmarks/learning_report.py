@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lock import THRESHOLD
 from rich.console import Console
 from rich.table import Table
-
-from trl_replay.demo.lock import THRESHOLD
 
 REACHED_SHARE = 1 / 5
 FINAL_REWARD = 0.85

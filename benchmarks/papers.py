@@ -40,7 +40,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import refill
+import budget
 from learning import Ledger, Settings
 
 COMPLETIONS_A_BATCH = 64
@@ -112,7 +112,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Job(refill.Job):
+class Job(budget.Job):
     """One training run. `training` are settings of `GRPOConfig`."""
 
     training: dict[str, Any] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def trainer_of_task(job: Job, folder: str) -> Any:
     """The task's trainer, with more updates than the completions can last for."""
     steps = (job.budget // COMPLETIONS_A_BATCH + 1) * job.training.get("num_iterations", 1)
     if job.task == "lock":
-        from trl_replay.demo import lock
+        import lock
 
         return lock.make_trainer(job.seed, job.learning_rate, steps, folder, **job.training)
     if job.task == "addition":
@@ -172,7 +172,7 @@ def trainer_of_task(job: Job, folder: str) -> Any:
 
 def perform(job: Job) -> dict[str, Any]:
     """Runs one job in this process and returns its record."""
-    result, record = refill.trained(job, make_trainer)
+    result, record = budget.trained(job, make_trainer)
     result["replay"] = {name: round(value, 5) for name, value in record.means.items()}
     result["curve"] = [round(value, 4) for value in record.curve(25)]
     return result

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import when_it_pays as study
-from real_model_report import mean_and_error
+from completions import mean_and_error
 from when_it_pays import Arm, Run
 
 RESULTS = Path(__file__).parent / "results" / "second_run.jsonl"

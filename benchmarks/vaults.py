@@ -21,8 +21,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from lock import LETTERS, reward, toy_trainer
 
-from trl_replay.demo.lock import LETTERS, reward, toy_trainer
 from trl_replay.testing import make_model, make_tokenizer
 
 HIDDEN_SIZE = 64

@@ -42,12 +42,12 @@ from typing import Any
 import completions
 import numpy as np
 import torch
-from real_model_report import mean_and_error
+from completions import mean_and_error
 from shared_prompts import sampled, share_prompts
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from trl_replay import Context, Corrected, ReplayedRows, hookimpl
-from trl_replay.extras.advice.pace import FORWARD
+from trl_replay.extras.outcome.outcome import FORWARD
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 

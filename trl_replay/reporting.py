@@ -2,47 +2,69 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import PurePath
+from typing import Any, Protocol
 
 import torch
 
 from . import compat
 from .base.sizes import counted
 from .batch.group_view import dead_by_function
-from .data.counters import DRY_RUN, JUDGED_BY, metrics, own_metrics
+from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, drop_zeros, metrics, own_metrics
 from .data.counters import log as put_into_log
 from .data.types import Context
 from .generation.judge import doubt_of
 from .protocols import Scope
 from .setup.components import Components
+from .setup.config import ReplayConfig
 from .setup.settings import Settings
 
 TOLD = 1e-3
 """A token's noise in nats from which on it is told."""
-
-
-class Run(NamedTuple):
-    """What advice goes by.
-
-    Attributes:
-        log (`list`): The trainer's `log_history`.
-        settings (`dict`): Of [`ReplayConfig`], with `num_generations`.
-        held_back (`dict`): By setting, slots that stored groups could have filled without it.
-        replaced (`int`): Groups that were replaced.
-    """
-
-    log: Sequence[Mapping[str, Any]]
-    settings: Mapping[str, Any]
-    held_back: Mapping[str, int]
-    replaced: int
+DEFAULTS = ReplayConfig()
+OF_SETTING: Mapping[str, str | None] = {
+    "replay/bytes": "replay_max_bytes",
+    "replay/clip_ratio": None,
+    DRIFT: "replay_correction",
+    "replay/evicted": "replay_evictor",
+    "replay/fresh_clip_ratio": None,
+    "replay/fresh_entropy": None,
+    "replay/fresh_kl": "replay_kl",
+    "replay/padding": None,
+    "replay/replaced_rows_fraction": "replay_mixer",
+    "replay/score_mean": "replay_scorer",
+    "replay/seconds": None,
+    "replay/stored": "replay_selector",
+    "replay/tasks": "replay_task_columns",
+    "replay/uses_mean": "replay_max_uses",
+}
+"""Metrics that the log has while a setting is not the default one; those of none stand in `session.metrics` alone."""
+IN_DOUBT = ("replay/lowest_fraction", "replay/highest_fraction")
+"""Metrics that the log has while it is not known what passes."""
+MATTERS = {"replay/clip_ratio": 0.5, "replay/uses_mean": 100.0}
+"""Values from which on a metric is logged whatever the settings are."""
 
 
 class Advisor(Protocol):
     """Whoever knows what a log tells and what to change; given at attach."""
 
-    def frame(self, run: Run) -> tuple[list[str], list[str]]:
-        """Return the lines before and after the summary of a run."""
+    def frame(
+        self,
+        log: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+        held_back: Mapping[str, int],
+        replaced: int,
+    ) -> tuple[list[str], list[str]]:
+        """Return the lines before and after the summary of a run.
+
+        Args:
+            log (`list`): The trainer's `log_history`.
+            settings (`dict`): Of [`ReplayConfig`], with `num_generations`.
+            held_back (`dict`): By setting, slots that stored groups could have filled without it.
+            replaced (`int`): Groups that were replaced.
+        """
 
     def remedy_for_masks(self, settings: Mapping[str, Any]) -> str:
         """Return what to change where all that is replayed is masked; nothing where the correction means to."""
@@ -66,7 +88,13 @@ class Reporting:
     def record(self, values: Mapping[str, float]) -> None:
         """Put values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self._totals.metrics = {**self._totals.metrics, **values}
-        put_into_log(values, compat.training_metrics(self._trainer()))
+        config, judged = self._components.settings.config, self._components.success.least is not None
+        shown = {key: value for key, value in values.items() if is_logged(key, value, config, judged)}
+        put_into_log(shown, compat.training_metrics(self._trainer()))
+
+    def about_to_log(self) -> None:
+        """The trainer writes its log: losses and refusals that are 0 are left out."""
+        drop_zeros(compat.training_metrics(self._trainer()))
 
     def log_groups(
         self, total: Mapping[str, float], scored: torch.Tensor, context: Context, further: Mapping[str, float]
@@ -95,6 +123,36 @@ class Reporting:
         for result in components.hooks.call("metrics", context.update, context=context):
             self.record(own_metrics(result, self._totals.metrics))
 
+    def log_iteration(self, total: Mapping[str, float]) -> None:
+        """Log the share of the groups of a further update that were drawn anew.
+
+        Args:
+            total (`Mapping[str, float]`): Its counters, summed over ranks.
+        """
+        self.record({"replay/redrawn_fraction": total["replaced"] / max(total["groups"], 1)})
+
+    def begins(self) -> str:
+        """Return the line with which a run begins."""
+        components, buffer = self._components, self._components.buffer
+        config, processes = components.settings.config, components.processes
+        parts = [config.replay_preset] if config.replay_preset else []
+        each = f"buffer {processes} × " if processes > 1 else "buffer "
+        parts.append(f"{each}{counted(buffer.capacity, 'group')}" if buffer.capacity else "no buffer")
+        if config.replay_warm_start:
+            parts.append(f"{counted(len(buffer), 'group')} from {_name_of(config.replay_warm_start)}")
+        elif len(buffer):
+            parts.append(f"{counted(len(buffer), 'group')} in it")
+        parts += ["dry run"] if config.replay_dry_run else []
+        return f"replay: {', '.join(parts)}"
+
+    def in_one_line(self) -> str:
+        """Return what the buffer holds, and how many groups were replaced."""
+        count, buffer = self._totals.counters, self._components.buffer
+        drawn = f", {count['iterated']:.0f} drawn in further updates" if count["iterated"] else ""
+        dry = " (dry run)" if self._components.settings.config.replay_dry_run else ""
+        held = f"{len(buffer)} of {counted(buffer.capacity, 'group')}"
+        return f"{held}, {count['replaced']:.0f} of {count['groups']:.0f} replaced{dry}{drawn}"
+
     def explain(self, replayed: str) -> str:
         """Return the summary of a run.
 
@@ -103,13 +161,12 @@ class Reporting:
         """
         components, settings, trainer = self._components, self._components.settings, self._trainer()
         config, totals = settings.config, self._totals
-        run = Run(
+        outcome, advice = self._advisor.frame(
             [] if trainer is None else trainer.state.log_history,
             {**config.to_dict(), "num_generations": components.num_generations},
             totals.held_back(),
             int(totals.counters["replaced"]),
         )
-        outcome, advice = self._advisor.frame(run)
         lines = [*outcome, replayed]
         if components.buffer.capacity and components.processes > 1:
             lines.append(_scope_in_words(settings, components.scope, components.processes))
@@ -123,6 +180,23 @@ class Reporting:
             doubt = f"{components.success.doubt()}; set {components.success.remedy}"
         lines += [doubt] if doubt else []
         return "\n".join([*lines, *advice])
+
+
+def is_logged(key: str, value: float, config: ReplayConfig, judged: bool) -> bool:
+    """Tell whether the trainer's log has a metric: ten, and those of a setting in use. `session.metrics` has all.
+
+    Args:
+        key (`str`): Its name.
+        value (`float`): Its value.
+        config ([`ReplayConfig`]): The settings in force.
+        judged (`bool`): Whether it is known what passes.
+    """
+    if key in IN_DOUBT:
+        return not judged
+    if key not in OF_SETTING or value >= MATTERS.get(key, math.inf):
+        return True
+    setting = OF_SETTING[key]
+    return setting is not None and getattr(config, setting) != getattr(DEFAULTS, setting)
 
 
 def _plugins_in_words(settings: Settings) -> str:
@@ -141,3 +215,9 @@ def _scope_in_words(settings: Settings, scope: Scope, ranks: int) -> str:
     why = f", chosen by replay_scope='auto': {settings.chosen_scope}" if settings.chosen_scope else ""
     size = settings.config.replay_buffer_size
     return f"scope {settings.label('scope')}{why}; {counted(size, 'group')} a process, {size * ranks} in all"
+
+
+def _name_of(source: Any) -> str:
+    """What a warm start reads, in words."""
+    given = source if isinstance(source, list | tuple) else [source]
+    return ", ".join(PurePath(str(one)).name for one in given)

@@ -25,6 +25,14 @@ from .setup.config import ReplayConfig
 NAME = "trl-replay run"
 SUMMARY = "a training script in this process, with replay attached to its trainers"
 EXAMPLE = "accelerate launch -m trl_replay.run train.py"
+GROUPS = {
+    "where to begin": "preset buffer_size reward pass_reward dry_run plugins",
+    "what is stored": "scorer evictor max_bytes start retire_passes task_columns scope record",
+    "what is replayed": "sampler selector mixer max_age max_uses max_fraction iterations",
+    "how it is trained on": "correction max_weight advantages kl weight",
+    "dead groups that nothing fills": "unfilled refill",
+    "groups from files": "warm_start warm_start_short warm_start_rescore on_mismatch",
+}
 INSTEAD = (
     f"put what starts Python in front, as in {EXAMPLE}; for trl grpo: accelerate launch -m trl_replay.run "
     "-m trl.scripts.grpo"
@@ -152,11 +160,21 @@ def parser() -> Any:
         description=SUMMARY,
         allow_abbrev=False,
     )
+    _group(made)
     made.add_argument("--config", metavar="FILE", help="YAML file with settings; flags override it")
     made.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
     made.add_argument("script", help=f"behind a launcher: {EXAMPLE}")
     made.add_argument("arguments", nargs="...", help="the script's own").required = False
     return made
+
+
+def _group(made: Any) -> None:
+    """Show settings in groups, by what they are about."""
+    actions = {action.dest: action for action in made._actions if action.dest.startswith("replay_")}
+    for group in made._action_groups:
+        group._group_actions = [action for action in group._group_actions if action.dest not in actions]
+    for title, names in GROUPS.items():
+        made.add_argument_group(title)._group_actions = [actions[f"replay_{name}"] for name in names.split()]
 
 
 def _parse(given: list[str]) -> Any:

@@ -135,6 +135,9 @@ class Session:
         if enabled:
             self._look_at_reference()
 
+    def __repr__(self) -> str:
+        return f"<Session: {self.reporting.in_one_line()}>"
+
     @property
     def settings(self) -> Settings:
         """What the session goes by."""
@@ -431,6 +434,7 @@ class Session:
         drawn = {**settled, "iterated": agreed.total["replaced"]}
         self.totals.add(agreed.decision.tally.of_iteration(), batches=0, of_all_ranks=drawn)
         self.carry.settled = {name: settled[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
+        self.reporting.log_iteration(agreed.total)
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""

@@ -33,7 +33,7 @@ import trl_replay  # noqa: E402
 from trl_replay import Preset, ReplayConfig, run  # noqa: E402
 from trl_replay.base.validation import STRATEGY_KINDS  # noqa: E402
 from trl_replay.cli.commands import RUN, parser  # noqa: E402
-from trl_replay.extras.advice.rules import RULES, Rule  # noqa: E402
+from trl_replay.extras.outcome.rules import RULES, Rule  # noqa: E402
 from trl_replay.strategies import Builtin  # noqa: E402
 
 MARKED = re.compile(r"^<!-- (\w+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
@@ -135,9 +135,8 @@ def rules() -> str:
 
 
 def _rule(rule: Rule) -> str:
-    signs = " or ".join(map(str, rule.signs))
-    conditions = ", ".join([*([signs] if signs else []), *map(str, rule.when)])
-    return f"| {conditions} | {rule.told({})} | [why]({rule.section}) |"
+    when = "; ".join(rule.when).replace(" | ", " or ")
+    return f"| {when} | {rule.told({})} | [why]({rule.section}) |"
 
 
 def names() -> str:

@@ -15,7 +15,6 @@ from resuming import SCOPES, group_hash, last, restored, runs_on_ranks, train
 from trl_replay import last_complete_checkpoint
 from trl_replay.checkpoint import format as saved
 from trl_replay.extras.files.export import of_checkpoint, write
-from trl_replay.extras.report.inspection import inspect
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +206,9 @@ def test_a_reward_function_that_fails_on_one_rank_is_told_by_all(launches):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_the_report_and_export_see_every_entry_of_all_ranks_once(launches, folder, tmp_path, scope):
+def test_the_export_sees_every_entry_of_all_ranks_once(launches, folder, tmp_path, scope):
     checkpoint = folder / f"{scope} of 2" / "checkpoint-4"
     states = [saved.read(checkpoint / "trl_replay", rank) for rank in (0, 1)]
     expected = sum(len(list(state.payload())) for state in states)
-    found = inspect(checkpoint)
-    assert found["groups"] == expected > 0
+    assert expected > 0
     assert write(tmp_path / "out.parquet", of_checkpoint(checkpoint)) == 4 * expected

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from trl_replay import ReplayConfig
-from trl_replay.extras.advice.rules import RULES, Bound
+from trl_replay.extras.outcome.rules import CONDITION, MEANS, RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RUNS = [json.loads(line) for line in (ROOT / "benchmarks" / "results" / "efficiency.jsonl").read_text().splitlines()]
-FAULTS = {"stale buffer", "masked rows", "gated rows", "no correction", "overused", "dead groups stay"}
+FAULTS = {"stale buffer", "masked rows", "no correction", "overused", "dead groups stay"}
 """Rules that find something wrong with replay itself."""
 
 
@@ -26,9 +26,11 @@ def test_every_rule_leads_to_a_section_that_says_why():
 
 
 def applying(facts):
-    """Names of the rules that apply with the defaults but for `facts`."""
-    absent = {"use_replay": True, "the reward rose": False, "replay/untrained_fraction": 0.0}
-    return {rule.name for rule in RULES if rule.applies({**ReplayConfig().to_dict(), **absent, **facts})}
+    """Names of the rules that apply with the defaults but for `facts`, means of metrics among them."""
+    means = {name: facts[key] for name, key in MEANS.items() if key in facts}
+    means |= {"dead groups": facts.get("replay/dead_fraction"), "replay": True, "the reward rose": False}
+    means = {"all right groups": 0.0, "untrained groups": 0.0, **means}
+    return {rule.name for rule in RULES if rule.applies({**ReplayConfig().to_dict(), **facts, **means})}
 
 
 def faults(run):
@@ -56,7 +58,7 @@ def test_few_reported_runs_that_learned_as_much_as_the_defaults_are_found_at_fau
 def test_no_run_that_is_found_to_be_stale_learned_much_on_the_lock():
     """As the evidence of the rule says, of these runs and of others."""
     stale = [run for run in RUNS if run["replay"] and run["task"] == "lock" and "stale buffer" in faults(run)]
-    assert len(stale) >= 10
+    assert len(stale) >= 5
     assert max(run["final_reward"] for run in stale) <= 0.64
 
 
@@ -77,19 +79,20 @@ def test_all_benchmark_runs_that_stayed_dead_ended_at_nothing():
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_applies_at_its_bounds_and_not_beyond(rule):
-    facts = {**ReplayConfig().to_dict(), "use_replay": True}
-    bounds = [condition for condition in rule.when if isinstance(condition, Bound)]
-    for condition in set(rule.when) - set(bounds):
-        facts[condition.setting] = condition.values[0] if condition.one_of else "another"
-    for bound in [*bounds, *rule.signs]:
-        facts[bound.metric] = bound.least if bound.least > -9 else bound.most
+    facts, beyond = ReplayConfig().to_dict(), {}
+    for condition in rule.when:
+        for part in condition.split(" | "):
+            name, sign, wanted = CONDITION.fullmatch(part).groups()
+            if sign in "≥≤<":
+                bound = float(wanted) - (1e-6 if sign == "<" else 0)
+                facts[name], beyond[name] = bound, bound + (-2e-6 if sign == "≥" else 2e-6)
+            else:
+                facts[name] = wanted.split(" or ")[0] if sign == "is" else "another"
     assert rule.applies(facts)
-    for bound in bounds:
-        beyond = facts[bound.metric] + (-1e-6 if bound.least > -9 else 1e-6)
-        assert not rule.applies({**facts, bound.metric: beyond})
-        assert not rule.applies({name: value for name, value in facts.items() if name != bound.metric})
-    without = {name: value for name, value in facts.items() if name not in {sign.metric for sign in rule.signs}}
-    assert rule.applies(without) == (not rule.signs)
+    for name, value in beyond.items():
+        if not any(name in condition and " | " in condition for condition in rule.when):
+            assert not rule.applies({**facts, name: value})
+            assert not rule.applies({one: value for one, value in facts.items() if one != name})
 
 
 def test_the_wait_of_an_adaptive_start_is_no_fault():

@@ -80,7 +80,7 @@ def train(local, *arguments, start=fork):
 
 def test_grpo_replay_trains_replays_and_saves_from_yaml_and_flags(local):
     out = train(local, "--replay_evictor", "fifo", start=run)
-    assert "4 generation batches, 8 groups, 4 dead (50%), 4 replaced" in out
+    assert "replay: 4 of 64 groups, 4 of 8 replaced;" in out
     assert (local / "run" / "model.safetensors").exists()
 
 
@@ -148,12 +148,12 @@ def test_products_pays_for_a_product_of_two_factors_above_1(monkeypatch):
 
 def test_smollm2_reasoning_prints_every_step_of_a_smoke_run(tmp_path):
     out = fork("smollm2_reasoning.py", "--smoke", "--steps", 6, "--cache", tmp_path / "cache", cwd=tmp_path)
-    lines = out.splitlines()
+    lines = [line for line in out.splitlines() if not line.startswith("replay: buffer")]
     assert lines[0].split() == [
         "step", "reward", "dead", "after", "replaced", "stored", "age", "ratio", "ess", "seconds",
     ]  # fmt: skip
     assert [line.split()[0] for line in lines[1:7]] == ["1", "2", "3", "4", "5", "6"]
-    assert "replaced" in "".join(out.splitlines()[7:])
+    assert "replaced" in "".join(lines[7:])
 
 
 def test_smollm2_reasoning_names_the_same_packages_wherever_one_is_missing(monkeypatch):
@@ -198,7 +198,7 @@ def test_gsm8k_replay_trains_what_is_missing_once_and_prints_completions_to_stoc
     runs = {(line["arm"], line["rate"], line["seed"]) for line in lines}
     assert len(runs) == 9, "three arms: two pilots and a seed each"
     assert [line["completions"] for line in lines[:3]] == [0, 8, 16]
-    assert [line.split(":")[0] for line in told[-2:]] == ["| stock, 2 updates", "| preset"]
+    assert [line.split(" | ")[0] for line in told[-2:]] == ["| stock, 2 updates", "| preset"]
     fork("gsm8k_replay.py", *arguments, cwd=local)
     assert len((local / "gsm8k.jsonl").read_text().splitlines()) == len(lines)
 

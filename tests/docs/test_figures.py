@@ -37,11 +37,6 @@ def of_rates(rates):
     return [*(rates.updates_per_batch.curve(done, task) for task in rates.TASKS), rates.table(done)]
 
 
-def of_refill(refill):
-    found = results_of("refill")
-    return [refill.table(task, found["tasks"][task], found["arms"]) for task in ("lock", "addition")]
-
-
 def of_what_tells(report):
     return [report.table(report.dots()), report.study.by_rate(report.study.finished(), "topics")]
 
@@ -49,13 +44,9 @@ def of_what_tells(report):
 TABLES = [
     # reports or pages, benchmark, and what makes tables of its results, each a list of lines
     ("learning", "learning_report", lambda report: [report.overview(results_of("learning"))]),
-    ("learning", "real_model_report",
-     lambda report: [report.table(report.finished(report.records_of(RESULTS / "real_model.jsonl")))]),
-    ("efficiency", "refill", of_refill),
     ("papers", "papers_report", lambda report: report.tables(results_of("papers")).values()),
     ("costs", "overhead", lambda bench: [bench.size_table(results_of("overhead_tables")["checks"])]),
     ("costs", "long", lambda bench: [bench.table(results_of("long"))]),
-    ("docs/asynchronous", "asynchronous", lambda bench: [bench.table(results_of("asynchronous"))]),
     ("efficiency preset docs/howto/several-rewards", "efficiency_report",
      lambda report: report.tables(efficiency())),
     ("when_it_pays", "when_it_pays", lambda study: [study.to_the_goal(study.finished())]),
@@ -87,7 +78,7 @@ def test_the_gain_on_addition_is_told_late_and_early():
         if record["task"] == "addition" and record["arm"] in accuracies and record["seed"] < 5:
             assert record["budget"] == 12_800
             accuracies[record["arm"]][record["seed"]] = record["accuracy"]
-    early = importlib.import_module("real_model_report").paired(accuracies["defaults"], accuracies["stock"])
+    early = importlib.import_module("completions").paired(accuracies["defaults"], accuracies["stock"])
     found = results_of("learning")["tasks"]["addition"]
     late = importlib.import_module("learning_report").difference(found["summary"]["corrected"])
     assert found["runs"][0]["rollouts"] == 32_000
@@ -96,22 +87,11 @@ def test_the_gain_on_addition_is_told_late_and_early():
     assert f"after 12,800 completions it is {early}" in page
 
 
-def test_what_the_pilots_of_the_real_model_showed_is_what_the_page_says():
-    report = importlib.import_module("real_model_report")
-    found = report.records_of(RESULTS / "real_model.jsonl")
-    assert "stock" in report.finished(found)
-    page = (REPORTS / "learning.md").read_text()
-    rows = [row.strip("| ").split(" | ") for row in report.pilots(found)]
-    accuracy = {(arm, rate): value for arm, rate, *_, value in rows[2:]}
-    high, low = (accuracy[f"sample_efficient{beta}", "1e-05"] for beta in (" with beta=2", ""))
-    assert f"accuracy after 25 batches was {high} instead of {low}" in " ".join(page.split())
-
-
 def test_the_demo_trains_at_the_rates_that_the_benchmark_chose():
-    from trl_replay.demo.lock import LEARNING_RATES
+    from trl_replay.demo import LEARNING_RATE
 
     chosen = results_of("learning")["tasks"]["lock"]["chosen"]
-    assert {"stock": chosen["stock"], "replay": chosen["corrected"]} == LEARNING_RATES
+    assert chosen["stock"] == chosen["corrected"] == LEARNING_RATE
 
 
 def test_the_cards_say_what_was_measured_of_their_methods():
@@ -289,16 +269,10 @@ def test_what_the_readme_says_of_the_defaults_was_measured():
 
 def test_the_run_that_the_readme_asks_about_is_one_of_stock_on_products(said):
     """A log that `when_it_pays.py` keeps of stock at its rate; not one of the runs that are drawn."""
-    printed = " ".join(said("estimate", RESULTS / "products_stock_log.jsonl").split())
-    block = (ROOT / "README.md").read_text().partition("$ trl-replay estimate out")[2].partition("```")[0]
-    outcome, _, figures = block.partition("what to change")[0].partition("│")
-    assert outcome.replace("[…]", "").strip() in printed
-    for figure in (cell.strip() for cell in figures.split("│")):
-        assert figure in printed
-    parts = re.split(r" \[…\],?", " ".join(block.split()).partition("what to change: ")[2])
-    assert len(parts[0]) > 100
-    for part in parts:
-        assert part.strip(" ,") in printed
+    printed = " ".join(said("report", RESULTS / "products_stock_log.jsonl").split())
+    block = (ROOT / "README.md").read_text().partition("$ trl-replay report out")[2].partition("```")[0]
+    for part in re.split(r"\[…\]|│", " ".join(block.split())):
+        assert part.strip() in printed
 
 
 def test_what_pages_say_of_learning_rates_was_measured():

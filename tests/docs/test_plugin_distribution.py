@@ -91,4 +91,4 @@ def test_the_installed_package_has_its_hook(environment, tmp_path):
     assert attaching
     (tmp_path / "unattached.py").write_text(f"{above}    trainer.train()\n\n\nmain()\n")
     printed = python(environment.executable, "-m", "trl_replay", "run", "unattached.py", cwd=tmp_path)
-    assert "replay: 10 generation batches" in printed
+    assert "replay: 25 of 64 groups, 2 of 30 replaced" in printed

@@ -12,7 +12,7 @@ def test_the_readme_is_short_and_opens_with_what_is_won_how_to_begin_and_how_to_
     first = " ".join(" ".join(README.splitlines()[:130]).split())
     asked = [
         first.index(part)
-        for part in ("fewer completions", "products.png", "attach(", "trl-replay estimate", "completions.png")
+        for part in ("fewer completions", "products.png", "attach(", "trl-replay report", "completions.png")
     ]
     assert asked == sorted(asked)
     columns = [line.count("|") - 1 for line in README.splitlines() if line.startswith("|")]

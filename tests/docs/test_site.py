@@ -202,7 +202,7 @@ def test_every_setting_has_a_section_with_its_type_its_default_and_what_it_does(
 def test_every_command_has_a_section_with_its_help():
     found = sections((DOCS / "reference" / "cli.md").read_text())
     assert list(found) == [f"`trl-replay {name}`" for name in (RUN, *(command.name for command in COMMANDS))]
-    assert "--out" in found["`trl-replay report`"]
+    assert "--html" in found["`trl-replay report`"]
     assert "--replay_max_age" not in found["`trl-replay run`"], "the settings have their page"
 
 

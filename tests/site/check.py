@@ -173,7 +173,7 @@ def make_report() -> None:
     """A report of two tiny runs."""
     with tempfile.TemporaryDirectory() as folder:
         runs = [str(Path(folder) / name) for name in ("first", "second")]
-        for command in (["-c", RUNS, *runs], ["-m", "trl_replay", "report", *runs, "--out", str(REPORT)]):
+        for command in (["-c", RUNS, *runs], ["-m", "trl_replay", "report", *runs, "--html", str(REPORT)]):
             done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
             if done.returncode:
                 sys.exit(f"There is no report:\n{done.stderr}")

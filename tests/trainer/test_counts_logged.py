@@ -8,6 +8,8 @@ import pytest
 from scenarios import train
 from support import DEAD, HALF, LIVE
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 RIGHT = [1.0] * 4
 SCRIPT = ([LIVE, HALF, DEAD], [RIGHT, DEAD, LIVE], [DEAD, RIGHT, DEAD])
 

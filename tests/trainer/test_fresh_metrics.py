@@ -16,6 +16,8 @@ from teacher import TEACHER
 
 import trl_replay
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD])
 
 

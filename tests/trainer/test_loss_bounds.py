@@ -18,6 +18,8 @@ from trl_replay import compat
 from trl_replay.loss.bounds import Bounds
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 ALL = [*CORRECTIONS, MASKED, PROXIMAL, "per"]
 
 

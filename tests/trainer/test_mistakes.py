@@ -310,7 +310,6 @@ PYTHON = {
 COMMANDS = {
     "export nowhere": (command("export", "nowhere", "out.parquet"), ["nowhere does not exist", "output_dir"]),
     "report nowhere": (command("report", "nowhere"), ["nowhere does not exist", "output_dir"]),
-    "estimate nowhere": (command("estimate", "nowhere"), ["nowhere does not exist", "output_dir"]),
     "export a folder without a buffer": (
         lambda desk: main(["export", str(desk.folder), "out.parquet"]),
         ["holds no replay buffer", "give a checkpoint of a run with replay"],

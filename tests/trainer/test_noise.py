@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from replaying import build
-from support import logged
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 import trl_replay
@@ -20,6 +20,16 @@ CLIPS_NARROWLY = {
     "importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4,
     "per_device_train_batch_size": 8, "max_steps": 40,
 }  # fmt: skip
+
+
+class Measured(TrainerCallback):
+    """Looks at the session whenever the trainer has logged."""
+
+    def __init__(self, look: Any) -> None:
+        self.look = look
+
+    def on_log(self, *_: Any, **__: Any) -> None:
+        self.look()
 
 
 def digit(completions: list[str], **_: Any) -> list[float]:
@@ -41,34 +51,36 @@ def trained(folder: Any, *, knows: bool = True, **settings: Any) -> tuple[Any, A
     session = trl_replay.attach(trainer, replay_start=0, replay_selector="always(share=0.5)", replay_record="forward")
     if not knows:
         session.components.loss.bounds.noise = None
+    metrics: list[dict[str, float]] = []
+    trainer.add_callback(Measured(lambda: metrics.append(session.metrics)))
     trainer.train()
     assert session.totals.counters["replaced"] > 10
-    return trainer, session
+    return metrics, session
 
 
-def clipped(trainer: Any) -> list[float]:
-    return logged(trainer, "replay/clip_ratio")
+def values(metrics: list[dict[str, float]], name: str = "replay/clip_ratio") -> list[float]:
+    return [one[name] for one in metrics if name in one]
 
 
 @pytest.mark.parametrize("bf16", [True, False])
 def test_at_rate_0_no_replayed_row_is_clipped(tmp_path: Any, bf16: bool) -> None:
-    trainer, _ = trained(tmp_path, bf16=bf16, learning_rate=0.0)
-    assert max(clipped(trainer)) == 0.0
-    assert (max(logged(trainer, "replay/drift_mean")) > 1e-3) == bf16, (
+    metrics, _ = trained(tmp_path, bf16=bf16, learning_rate=0.0)
+    assert max(values(metrics)) == 0.0
+    assert (max(values(metrics, "replay/drift_mean")) > 1e-3) == bf16, (
         "what is not clipped is noise, and there is some"
     )
 
 
 def test_without_the_noise_replayed_rows_are_clipped_at_rate_0(tmp_path: Any) -> None:
-    trainer, _ = trained(tmp_path, knows=False, bf16=True, learning_rate=0.0)
-    assert max(clipped(trainer)) > 0.5
+    metrics, _ = trained(tmp_path, knows=False, bf16=True, learning_rate=0.0)
+    assert max(values(metrics)) > 0.5
 
 
 def test_at_an_ordinary_rate_as_many_rows_are_clipped_as_in_single_precision(tmp_path: Any) -> None:
     shares = []
     for bf16 in (True, False):
-        trainer, _ = trained(tmp_path, bf16=bf16, learning_rate=3e-3, max_steps=60)
-        shares.append(sum(clipped(trainer)) / len(clipped(trainer)))
+        metrics, _ = trained(tmp_path, bf16=bf16, learning_rate=3e-3, max_steps=60)
+        shares.append(sum(values(metrics)) / len(values(metrics)))
     assert abs(shares[0] - shares[1]) <= 0.03, shares
     assert shares[1] > 0.4
 

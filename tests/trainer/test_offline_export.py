@@ -16,7 +16,9 @@ from support import DEAD, HALF, LIVE, Rewards, masked_rollout, record
 
 import trl_replay
 from trl_replay import ReplayError
-from trl_replay.extras.report.page import write_report
+from trl_replay.extras.outcome.outcome import Outcome
+from trl_replay.extras.outcome.page import write_page
+from trl_replay.extras.outcome.run import Run
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
@@ -245,7 +247,8 @@ def test_168_an_export_and_a_report_write_through_no_link_that_somebody_planted(
     for name in ("out.parquet", "out.parquet.part", "report.html"):
         (tmp_path / name).symlink_to(victim)
     trainer.save_state()
-    for written in (session.export(tmp_path / "out.parquet"), write_report(tmp_path)):
+    page = write_page(tmp_path / "report.html", [], [], [Outcome.of(Run("a", []))])
+    for written in (session.export(tmp_path / "out.parquet"), page):
         assert not written.is_symlink()
         assert written.stat().st_size > 100
         assert written.stat().st_mode & 0o777 == victim.stat().st_mode & 0o777, "readable as any new file"

@@ -17,6 +17,8 @@ from support import DEAD, HALF, LIVE, Rewards, plugin, scoring
 from trl_replay import HookError, ResultError, hookimpl
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT, WITHOUT_KL
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
 

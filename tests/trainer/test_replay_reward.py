@@ -15,6 +15,8 @@ from trl_replay import ConfigurationError
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS
 from trl_replay.testing import make_trainer
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 SPREAD = [0.1, 0.2, 0.3, 0.4]
 """Rewards of a length term: never equal."""
 

@@ -15,6 +15,8 @@ import trl_replay
 from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 ALL_DEAD = [DEAD, DEAD, DEAD]
 ONE_LIVE = [LIVE, DEAD, DEAD]
 

@@ -298,7 +298,7 @@ def test_every_documented_command_attaches_on_every_rank_with_its_settings(line,
     assert trained(done) == expected
     assert f"{NAME}:" not in done.stderr
     if "trl.scripts" in line:
-        assert "2 generation batches" in done.stdout, "the session's closing words are missing"
+        assert "session.explain() tells more" in done.stdout, "the session's closing words are missing"
 
 
 def test_the_readmes_command_is_of_the_kind_that_is_tested():

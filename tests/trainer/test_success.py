@@ -11,6 +11,8 @@ import pytest
 from scenarios import Run, train
 from support import LIVE, Rewards
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 WRONG, RIGHT = [0.0] * 4, [1.0] * 4
 GRADES = [0.0, 0.25, 0.5, 1.0]
 JUDGED = ("replay/all_wrong_fraction", "replay/all_right_fraction")

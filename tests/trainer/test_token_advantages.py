@@ -19,6 +19,8 @@ import trl_replay
 from trl_replay.data.fields import ADVANTAGES
 from trl_replay.testing import make_trainer
 
+pytestmark = pytest.mark.usefixtures("all_metrics")
+
 SEQUENCE = {"importance_sampling_level": "sequence"}
 LUSPO = "an advantage for each token: luspo, sequence level, beta"
 NEWER = {LUSPO: since("1.14.0", "a KL term of luspo that leaves padding out")}

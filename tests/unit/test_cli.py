@@ -1,6 +1,6 @@
 """The command line, as a user sees it: what is listed and what is checked."""
 
-import json
+import dataclasses
 import math
 import subprocess
 import sys
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import trl_replay
-from trl_replay import EvictorSpec
+from trl_replay import EvictorSpec, run
 from trl_replay.cli.commands import COMMANDS, main
-from trl_replay.cli.listing import _arguments, offers
+from trl_replay.cli.listing import offers
 from trl_replay.registry import Failure, registry
 from trl_replay.specs import SPECS
 
 
 def listed():
-    return offers(registry())
+    return list(offers(registry()))
 
 
 def shown(capsys, name):
@@ -37,26 +37,31 @@ def test_list_names_every_strategy_on_offer_with_its_kind_summary_and_distributi
     assert not rows, f"listed but not on offer: {list(rows)}"
 
 
-def test_list_marks_the_one_default_of_each_kind(capsys):
+def test_list_fits_one_screen_and_marks_the_one_default_of_each_kind(capsys):
     defaults = [(offer.kind, offer.name) for offer in listed() if offer.default]
     assert defaults == [(kind, getattr(trl_replay.ReplayConfig(), f"replay_{kind}")) for kind in SPECS]
     main(["list"])
     out = capsys.readouterr().out
-    assert out.count(" (default) ") == len(SPECS)
-    for _, name in defaults:
-        assert f"{name} (default) " in out
+    assert len(out.splitlines()) <= 40
+    assert max(map(len, out.splitlines())) < 120
+    assert out.count(" (default)") == len(SPECS)
+    assert out.startswith("preset      sample_efficient, ")
+    for offer in listed():
+        assert offer.short in out
 
 
-def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user(capsys):
+def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user():
     rows = {(offer.kind, offer.name): offer.arguments for offer in listed()}
     assert rows["evictor", "heap"] == ""
     assert rows["scope", "process"] == ""
     assert rows["scope", "gathered"] == ""
     assert rows["correction", "truncated"] == 'cap=2.0, level="token"'
-    main(["list"])
-    out = capsys.readouterr().out
-    for text in ("c=0.3 ", 'by="newest"', "half_life=10.0 "):
-        assert text in out
+
+
+def test_list_of_a_kind_tells_what_each_of_its_names_does(capsys):
+    out = shown(capsys, "scorer")
+    for offer in listed():
+        assert (offer.summary in out) == (offer.kind == "scorer"), offer
 
 
 SHOWN = {
@@ -75,16 +80,6 @@ def test_list_shows_all_of_a_name_with_their_documentation(capsys, name):
     out = shown(capsys, name)
     assert [text for text in SHOWN[name] if text not in out] == []
     assert "the default correction" not in out
-
-
-def test_list_shows_the_arguments_of_a_plugin():
-    class Curriculum:
-        def __init__(self, high=0.5):
-            self.high = high
-
-    assert _arguments(Curriculum()) == "high=0.5"
-    assert _arguments(json) == ""
-    assert _arguments(object()) == ""
 
 
 def test_list_shows_plugins_that_take_part_in_training(capsys, plug):
@@ -169,6 +164,18 @@ def test_without_a_command_the_commands_are_shown(capsys):
         main([])
     assert stopped.value.code == 2
     assert "command" in capsys.readouterr().err
+    assert [command.name for command in COMMANDS] == ["list", "report", "export", "demo"], "and run"
+
+
+def test_the_help_of_run_shows_every_setting_once_in_groups_with_its_default():
+    text = run.parser().format_help()
+    for field in dataclasses.fields(trl_replay.ReplayConfig):
+        assert text.count(f"\n  --{field.name} ") == 1
+    found = " ".join(text.split())
+    for title in run.GROUPS:
+        assert f" {title}: --replay_" in found
+    assert "(default: 64)" in found
+    assert "(default: prompt_balanced)" in found
 
 
 def test_the_package_is_the_command_and_tells_its_version():

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from .. import __version__, run
 from ..errors import ReplayError
 from .demo import DEMO
-from .estimating import ESTIMATE
-from .files import EXPORT, REPORT
 from .listing import LIST
+from .runs import EXPORT, REPORT
 from .tables import printable
 
-COMMANDS = (DEMO, LIST, EXPORT, REPORT, ESTIMATE)
+COMMANDS = (LIST, REPORT, EXPORT, DEMO)
 RUN = "run"
 
 
@@ -25,7 +24,12 @@ def parser() -> argparse.ArgumentParser:
     subparsers = main_parser.add_subparsers(metavar="command", required=True)
     subparsers.add_parser(RUN, help=run.SUMMARY, add_help=False)
     for command in COMMANDS:
-        subparser = subparsers.add_parser(command.name, help=command.summary, description=command.summary)
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.summary,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
         command.add_options(subparser)
         subparser.set_defaults(run=command.run)
     return main_parser

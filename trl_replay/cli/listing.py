@@ -1,15 +1,15 @@
-"""`trl-replay list`: what installed plugins offer, and the documentation of one strategy, preset or plugin."""
+"""`trl-replay list`: the names that installed plugins offer, and the documentation of one of them."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import inspect
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnknownNameError
 from .command import Command
@@ -24,8 +24,7 @@ SETTINGS = {"preset": 'replay_preset="{}"', "plugin": 'replay_plugins=["{}"]'}
 """The settings that name a preset and a plugin."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A strategy, preset or plugin.
 
     Attributes:
@@ -47,9 +46,10 @@ class Offer:
     default: bool = False
 
     @property
-    def setting(self) -> str:
-        """The setting that names it."""
-        return SETTINGS.get(self.kind, f'replay_{self.kind}="{{}}"').format(self.name)
+    def short(self) -> str:
+        """The name alone where the plugin is called the same."""
+        plugin, _, name = self.name.rpartition("/")
+        return name if plugin in ("", name) else self.name
 
     @property
     def names(self) -> set[str]:
@@ -57,69 +57,48 @@ class Offer:
         plugin, _, short = self.name.rpartition("/")
         return {self.name, short, plugin} - {""}
 
-
-def offers(known: Registry) -> list[Offer]:
-    """Return every strategy and preset, and every plugin with a session hook."""
-    return [*_strategies(known), *_presets(known), *_plugins(known)]
-
-
-def _registry() -> Registry:
-    from ..registry import registry
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # failures are listed
-        return registry()
+    def __str__(self) -> str:
+        setting = SETTINGS.get(self.kind, f'replay_{self.kind}="{{}}"').format(self.name)
+        facts = {self.kind: setting, "from": self.distribution, "arguments": self.arguments or "none"}
+        title = f"{self.name}, the default {self.kind}" if self.default else self.name
+        lines = [f"  {name:12}  {fact}" for name, fact in facts.items()]
+        return "\n".join([f"{title}: {self.summary}", *lines, "", self.documentation])
 
 
-def _strategies(known: Registry) -> Iterator[Offer]:
+def offers(known: Registry) -> Iterator[Offer]:
+    """Return every preset and strategy, and every plugin with a session hook."""
     from ..base.arguments import arguments_of
+    from ..registry import BUILTIN
     from ..setup.config import ReplayConfig
     from ..specs import SPECS
 
-    defaults = ReplayConfig()
+    for plugin, preset in known.presets():
+        settings = "\n".join(f"{name}={value!r}" for name, value in preset.settings.items())
+        text = f"{settings}\n\n{preset.documentation}".strip()
+        yield Offer("preset", _qualified(preset.name, plugin), plugin.distribution, preset.summary, documentation=text)
     for kind in SPECS:
-        default = getattr(defaults, f"replay_{kind}")
+        default = getattr(ReplayConfig(), f"replay_{kind}")
         for plugin, spec in known.strategies(kind):
-            name = _qualified(spec.name, plugin)
-            arguments = str(arguments_of(spec.factory, kind))
+            name, arguments = _qualified(spec.name, plugin), str(arguments_of(spec.factory, kind))
             text = _docstring(spec.factory)
             yield Offer(kind, name, plugin.distribution, spec.summary, arguments, text, name == default)
+    for plugin in known.plugins.values():
+        if plugin.takes_part and plugin.name != BUILTIN:
+            text = inspect.getdoc(plugin.object) or ""
+            is_module = inspect.ismodule(plugin.object)
+            arguments = "" if is_module else str(arguments_of(type(plugin.object)))
+            yield Offer("plugin", plugin.name, plugin.distribution, text.partition("\n")[0], arguments, text)
 
 
 def _docstring(factory: Any) -> str:
-    """Return a factory's docstring; for a partial, that of the wrapped factory."""
+    """A factory's docstring; for a partial, that of the wrapped factory."""
     while isinstance(factory, partial):
         factory = factory.func
     return inspect.getdoc(factory) or ""
 
 
-def _presets(known: Registry) -> Iterator[Offer]:
-    for plugin, preset in known.presets():
-        settings = "\n".join(f"{name}={value!r}" for name, value in preset.settings.items())
-        text = f"{settings}\n\n{preset.documentation}".strip()
-        yield Offer("preset", _qualified(preset.name, plugin), plugin.distribution, preset.summary, documentation=text)
-
-
-def _plugins(known: Registry) -> Iterator[Offer]:
-    """Return the plugins for `replay_plugins`: those with a session hook."""
-    from ..registry import BUILTIN
-
-    for plugin in known.plugins.values():
-        if plugin.takes_part and plugin.name != BUILTIN:
-            text = inspect.getdoc(plugin.object) or ""
-            arguments = _arguments(plugin.object)
-            yield Offer("plugin", plugin.name, plugin.distribution, text.partition("\n")[0], arguments, text)
-
-
-def _arguments(plugin: object) -> str:
-    """Return the arguments of a plugin's class; empty if there are none."""
-    from ..base.arguments import arguments_of
-
-    return "" if inspect.ismodule(plugin) else str(arguments_of(type(plugin)))
-
-
 def _qualified(name: str, plugin: Plugin) -> str:
-    """Return the name as a setting needs it if several plugins offer the same."""
+    """The name as a setting needs it if several plugins offer the same."""
     from ..registry import BUILTIN
 
     return name if plugin.name == BUILTIN else f"{plugin.name}/{name}"
@@ -130,61 +109,50 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="a strategy's, preset's or plugin's name: shows arguments and documentation; all are listed without",
+        default=argparse.SUPPRESS,
+        help="a kind (preset, scorer, …): what each of its names does; or a name: its arguments and documentation",
     )
 
 
 def _list(options: argparse.Namespace) -> int:
-    known = _registry()
-    on_offer = offers(known)
-    if options.name is None:
-        _print_tables(on_offer, known)
-    else:
-        called = _called(options.name, on_offer)
-        print(printable("\n\n\n".join(map(_in_words, called))))
+    from ..registry import registry
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # failures are listed
+        known = registry()
+    found, name = list(offers(known)), getattr(options, "name", None)
+    kinds = dict.fromkeys(offer.kind for offer in found)
+    if name in kinds:
+        rows = [(offer.name, offer.summary, offer.distribution) for offer in found if offer.kind == name]
+        make_console().print(make_table(f"{name}s", ("name", "what it does", "from"), rows))
+        return 0
+    if name is not None:
+        print(printable("\n\n\n".join(map(str, _called(name, found)))))
+        return 0
+    for kind in kinds:
+        of_kind = [offer for offer in found if offer.kind == kind]
+        names = [f"{offer.short} (default)" if offer.default else offer.short for offer in of_kind]
+        line = f"{kind:10}  {', '.join(names)}"
+        print(printable(textwrap.fill(line, 119, subsequent_indent=" " * 12, break_on_hyphens=False)))
+    for failure in known.failures.values():
+        print(printable(f"not loaded  {failure.name} ({failure.distribution}): {failure.reason}"))
+    print("\ntrl-replay list KIND tells what each does, and trl-replay list NAME documents one.")
     return 0
 
 
-def _called(name: str, on_offer: Sequence[Offer]) -> list[Offer]:
-    """Return the offers of this name, with or without their plugin's name.
+def _called(name: str, found: Sequence[Offer]) -> list[Offer]:
+    """The offers of this name, with or without their plugin's name.
 
     Raises:
         UnknownNameError: There is none; says the nearest names.
     """
-    found = [offer for offer in on_offer if name in offer.names]
-    if found:
-        return found
-    names = sorted(set().union(*(offer.names for offer in on_offer)))
+    called = [offer for offer in found if name in offer.names]
+    if called:
+        return called
+    names = sorted(set().union(*(offer.names for offer in found)))
     near = difflib.get_close_matches(name, names, n=NEAREST)
     hint = f" The nearest: {', '.join(near)}." if near else ""
     raise UnknownNameError(f"There is no strategy, preset or plugin {name!r}.{hint} `trl-replay list` shows all.")
 
 
-def _in_words(offer: Offer) -> str:
-    facts = {
-        offer.kind: offer.setting,
-        "distribution": offer.distribution,
-        "arguments": str(offer.arguments) or "none",
-        "what it does": offer.summary,
-    }
-    title = f"{offer.name}, the default {offer.kind}" if offer.default else offer.name
-    lines = [f"  {name:12}  {fact}" for name, fact in facts.items()]
-    return "\n".join([title, *lines, "", offer.documentation])
-
-
-def _print_tables(on_offer: Sequence[Offer], known: Registry) -> None:
-    console = make_console()
-    rows = []
-    for offer in on_offer:
-        name = f"{offer.name} (default)" if offer.default else offer.name
-        rows.append([offer.kind, name, offer.summary, offer.arguments, offer.distribution])
-    columns = ("kind", "name", "what it does", "arguments", "distribution")
-    console.print(make_table("Strategies, presets and plugins", columns, rows))
-    failures = [[failure.name, failure.distribution, failure.reason] for failure in known.failures.values()]
-    if failures:
-        console.print(make_table("Plugins that were not loaded", ("plugin", "distribution", "why"), failures))
-
-
-LIST = Command(
-    "list", "every strategy, preset and plugin with its arguments, or what one of them is", _add_options, _list
-)
+LIST = Command("list", "presets, strategies and plugins by name, or what one of them is", _add_options, _list)

@@ -25,6 +25,19 @@ STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "rep
 """Metrics of which a log entry has the last value."""
 COUNTS = ("replay/failed_rows", "replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")
 """Metrics of which a log entry has the sum since the entry before. All others are averaged."""
+NOT_LOGGED_AT_0 = (
+    "replay/capped_fraction",
+    "replay/failed_rows",
+    GATED,
+    "replay/kl_dropped_fraction",
+    "replay/live_without/",
+    "replay/lost",
+    "replay/masked_rows_fraction",
+    "replay/refused",
+    "replay/retired",
+    "replay/untrained_fraction",
+)
+"""Beginnings of metrics that a log entry has only where they are not 0: losses and refusals."""
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 OF_NO_TASK = "a group counts as a task of its own: its prompts differ, and its environment has no task_id"
 BY_THE_SUM = "a group was judged by the weighted sum: the function that replay_reward names did not score it"
@@ -230,6 +243,16 @@ def log(values: Mapping[str, float], averaged: Mapping[str, list[float]]) -> Non
             value += sum(waiting) if key in COUNTS else 0.0
             waiting.clear()
         waiting.append(value)
+
+
+def drop_zeros(averaged: dict[str, list[float]]) -> None:
+    """Take losses and refusals that are 0 off what the trainer is about to log.
+
+    Args:
+        averaged (`dict[str, list[float]]`): A list a key.
+    """
+    for key in [key for key in averaged if key.startswith(NOT_LOGGED_AT_0) and not any(averaged[key])]:
+        del averaged[key]
 
 
 SETTLED = ("stored", "evicted", "refused", "retired")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from .settings import Settings
 
 TOKEN_BYTES = 8
 """Of a stored completion token at least: its id, and its log-prob."""
+REMEDY = re.compile(r"\bset ((?!replay_)[a-z_]+=[\w.]+)")
+"""A setting of the trainer in a reason."""
 PRETRAINED = 20_000_000
 """Parameters from which on a model is taken for a pretrained one."""
 LEAST_BETA, MOST_BETA, MOST_ITERATIONS = 0.01, 1.0, 3
@@ -50,7 +53,8 @@ def refuse(reasons: list[str], trainer: Any, settings: Settings, components: Com
     for result in () if not ask else components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
         reasons += [str(reason) for reason in result]
     if reasons:
-        raise RefusedError([*reasons, *_of_the_preset(settings, " ".join(reasons))])
+        told = " ".join(reasons)
+        raise RefusedError([*reasons, *_of_the_preset(settings, told), *_to_copy(told)])
 
 
 def _of_the_preset(settings: Settings, reasons: str) -> Iterator[str]:
@@ -62,6 +66,13 @@ def _of_the_preset(settings: Settings, reasons: str) -> Iterator[str]:
             f"of these, replay_preset={preset!r} sets {', '.join(names)}: `trl-replay list {preset}` tells what it "
             "needs"
         )
+
+
+def _to_copy(reasons: str) -> Iterator[str]:
+    """Yield the trainer's settings that are the remedies of reasons, as a line to copy."""
+    found = dict.fromkeys(REMEDY.findall(reasons))
+    if found:
+        yield f"to copy: GRPOConfig({', '.join(found)})"
 
 
 def retires_never(settings: Settings, size: int) -> Iterator[str]:
@@ -131,7 +142,7 @@ def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
     if config.replay_kl == "all":
         return
     if not trainer.beta:
-        yield f"{name} needs a KL term, and this trainer has beta=0: set beta in GRPOConfig, or replay_kl='all'"
+        yield f"{name} needs a KL term, and this trainer has beta=0: set beta=0.1, or replay_kl='all'"
     if config.replay_kl == "all_wrong" and config.replay_unfilled != "keep":
         yield (
             f"{name} keeps the KL term of all-wrong groups, and replay_unfilled={config.replay_unfilled!r} takes "

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 from .. import compat
 from ..errors import AttachError, ConfigurationError
-from ..extras.advice.summary import RunAdvisor
 from ..extras.asynchronous.session import AsyncSession, make_session
 from ..extras.files.session_files import Files
+from ..extras.outcome.advisor import RunAdvisor
 from ..extras.unsloth.layout_probe import check_layout
 from ..extras.unsloth.loss import as_trl
 from ..session import Session

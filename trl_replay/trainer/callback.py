@@ -1,5 +1,5 @@
-"""The trainer callback: counts updates, logs what the loss showed, tells trackers the settings, and ends a run with a
-summary."""
+"""The trainer callback: counts updates, logs what the loss showed, tells trackers the settings, and begins and
+ends a run with a line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..checkpoint.discovery import numbered_checkpoints
 from ..errors import SeamError
-from ..extras.advice.rules import healthy_before
 from ..extras.asynchronous.session import AsyncSession
+from ..extras.outcome.rules import healthy_before
 from ..session import Session
 from .trackers import write_settings
 
@@ -47,6 +47,8 @@ class ReplayCallback(TrainerCallback):
             )
         self._trackers_told = False
         self.session.begin_training(state.max_steps)
+        if state.is_world_process_zero and not self.session.detached:
+            _print(self.session.reporting.begins())
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -69,6 +71,15 @@ class ReplayCallback(TrainerCallback):
     ) -> None:
         """Ratio metrics reach the trainer's metrics before it logs this step."""
         self.session.log_ratios()
+        if control.should_log or control.should_training_stop:
+            self.session.reporting.about_to_log()
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The trainer may log by epochs."""
+        if control.should_log:
+            self.session.reporting.about_to_log()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Warn once where the policy collapses."""
@@ -88,14 +99,14 @@ class ReplayCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The last candidates settle; the main process prints what happened."""
+        """The last candidates settle; the main process prints a line."""
         try:
             self.session.finish()
         finally:
             if self.session.detached:
                 self._take_off(self.session.trainer, self.session)
         if state.is_world_process_zero and not self.session.detached:
-            _print(self.session.explain())
+            _print(f"replay: {self.session.reporting.in_one_line()}; session.explain() tells more")
 
 
 def _print(text: str) -> None:

@@ -32,7 +32,7 @@ from ...setup.assembly import assemble
 from ...setup.components import Components, OfLoss
 from ...setup.config import ReplayConfig
 from ...setup.settings import Settings
-from ..advice.summary import RunAdvisor
+from ..outcome.advisor import RunAdvisor
 from .groups import SampleReader, sample_of_row
 from .preflight import queue_preflight
 from .queue import ReplayQueue
@@ -73,6 +73,9 @@ class AsyncSession:
             self.queue = ReplayQueue(getattr(view, compat.QUEUE), view, components, reading)
         else:
             self.buffer.warmed = True  # nothing fills its buffer
+
+    def __repr__(self) -> str:
+        return f"<AsyncSession: {self.reporting.in_one_line()}>"
 
     @property
     def settings(self) -> Settings:

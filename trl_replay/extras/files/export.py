@@ -121,7 +121,13 @@ def of_checkpoint(folder: str | Path) -> Source:
                 yield StoredEntry(columns, group)
 
     first = states[0]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # a damaged file may raise anything
+        raise CheckpointError(
+            f"The tokenizer in {folder} can't be read ({type(error).__name__}: {error}). Put the tokenizer's files of "
+            "that run there, or give another checkpoint."
+        ) from error
     if compat.fingerprint(tokenizer) != first.identity.tokenizer:
         raise CheckpointError(
             f"{folder} holds no tokenizer, or another one than its buffer's token ids are of: texts would be wrong. "

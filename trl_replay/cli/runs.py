@@ -1,0 +1,102 @@
+"""`trl-replay report` and `export`: what reads the files of a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..base.validation import unusable
+from .command import Command
+from .tables import make_console, make_table, printable
+
+
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoint", type=Path, help="folder of a checkpoint, …/checkpoint-12, or of a run: its newest whole one"
+    )
+    parser.add_argument("out", type=Path, help="file to write: out.parquet")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from ..extras.files.export import of_checkpoint, write
+    from ..extras.outcome.logs import checkpoint_of
+
+    count = write(options.out, of_checkpoint(checkpoint_of(options.checkpoint)))
+    print(f"written: {options.out}, {count} completions")
+    return 0
+
+
+def _add_report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="run",
+        help="the trainer's output_dir, one of its checkpoints, or a table of its metrics by step (.csv, .jsonl, "
+        ".json, .parquet); several are compared with the first, as label=folder where a label names their settings",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page, with charts")
+    parser.add_argument(
+        "--reward", metavar="NAME", help="the reward function that counts, as in rewards/NAME/mean; else the sum"
+    )
+    parser.add_argument("--completions", type=int, help="of a generation batch, where the log does not count them")
+    parser.add_argument("--num_generations", type=int, help="the trainer's, where no checkpoint with replay tells it")
+
+
+def _report(options: argparse.Namespace) -> int:
+    for name, least in (("completions", 1), ("num_generations", 2)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise unusable(f"--{name}", value, f"give a number of at least {least}")
+    report(options.runs, options.reward, options.completions, options.num_generations, options.html)
+    return 0
+
+
+def report(
+    given: Sequence[str],
+    reward: str | None = None,
+    per_batch: int | None = None,
+    num_generations: int | None = None,
+    page: Path | None = None,
+) -> None:
+    """Print what one run came to and what to change in it, or how several differ; and write it as a page.
+
+    Args:
+        given (`Sequence[str]`): Where the runs are, with labels or without.
+        reward (`str`, *optional*): The reward function that counts.
+        per_batch (`int`, *optional*): Completions of a generation batch.
+        num_generations (`int`, *optional*): The trainer's.
+        page (`Path`, *optional*): Where to write the page.
+
+    Raises:
+        ReplayError: A run can't be read, or has no such reward.
+    """
+    from ..extras.outcome.comparison import compare, outcomes_of
+    from ..extras.outcome.page import write_page
+    from ..extras.outcome.rules import notes, what_to_change
+    from ..extras.outcome.run import Run
+
+    runs = [Run.of_folder(one, per_batch, num_generations) for one in given]
+    first, *others = outcomes = outcomes_of(runs, reward)
+    above, below = compare(outcomes), list[str]()
+    if not others:
+        above, below = [f"outcome: {first}"], [*notes(first), *what_to_change(first)]
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.facts)
+    rows = [(name, *(outcome.facts.get(name, "–") for outcome in outcomes)) for name in names]
+    console = make_console()
+    console.print(printable("\n".join(above)), markup=False, highlight=False)
+    console.print(make_table("", ("over the whole run", *(run.label for run in runs)), rows))
+    console.print(printable("\n".join(below)), markup=False, highlight=False)
+    if page:
+        print(f"written: {write_page(page, [*above, *below], rows, outcomes)}")
+
+
+EXPORT = Command(
+    "export", "writes a checkpoint's buffer to Parquet, one row a completion", _add_export_options, _export
+)
+REPORT = Command(
+    "report",
+    "what a run came to and what to change, or how runs differ; --html writes a page",
+    _add_report_options,
+    _report,
+)

@@ -1,1 +1,0 @@
-"""What a log says, and what to change."""

@@ -1,0 +1,93 @@
+"""The page of `trl-replay report --html`: what was printed, with charts. It needs nothing else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader
+
+from ...base.files import replacing
+from .comparison import axis_of, by_label
+from .outcome import ESS, REPLACED, Outcome
+from .run import DEAD, DEAD_AFTER, DEAD_EXACT, REDRAWN, Run
+
+COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97")
+"""Of lines, seen on a light and on a dark page."""
+NO_CHARTS = "For charts: pip install matplotlib, and run this again."
+
+
+def write_page(path: Path, lines: Sequence[str], rows: Sequence[Sequence[str]], outcomes: Sequence[Outcome]) -> Path:
+    """Write the page, and return its path. What comes from a file is a number, or is escaped.
+
+    Args:
+        path (`Path`): Where to.
+        lines (`Sequence[str]`): What was printed.
+        rows (`Sequence[Sequence[str]]`): Of the table: a name, and a value of each run.
+        outcomes (`Sequence[Outcome]`): At least one.
+    """
+    runs = [outcome.run for outcome in outcomes]
+    charts = charts_of(runs, outcomes[0].key)
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    text = environment.get_template("page.html").render(
+        name=", ".join(by_label(runs)),
+        labels=[run.label for run in runs],
+        lines=[*lines, "" if charts is not None else NO_CHARTS],
+        rows=rows,
+        charts=charts or {},
+    )
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
+    return path
+
+
+def charts_of(runs: Sequence[Run], key: str) -> dict[str, str] | None:
+    """Return charts as SVG by their titles; None where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    axis = axis_of(runs)
+    dead = DEAD_EXACT if any(run.attached for run in runs) else DEAD
+    reward = {"": key, "on evaluation prompts": f"eval_{key}"}
+    lines = {
+        f"Reward over {axis}": (axis, reward),
+        "Reward over seconds": ("seconds", reward),
+        "Dead groups": (axis, {"generated": dead, "trained on": DEAD_AFTER}),
+        "Replayed groups": (axis, {"replaced": REPLACED, "drawn anew in further updates": REDRAWN}),
+        "How far the policy has moved": (axis, {"importance ratio": "replay/ratio_mean", "effective sample": ESS}),
+    }
+    charts = {}
+    for title, (along, metrics) in lines.items():
+        figure = Figure(figsize=(5.4, 2.7), layout="constrained")
+        axes = figure.add_subplot()
+        colors = dict(zip(by_label(runs) if len(runs) > 1 else metrics, COLORS * len(runs), strict=False))
+        for run in runs:
+            for words, metric in metrics.items():
+                points = np.array(run.points(metric, along))
+                if points.size and np.isfinite(points).all():
+                    label = " ".join(filter(None, (run.label if len(runs) > 1 or not words else "", words)))
+                    label = " " + label.replace("$", r"\$")  # else a formula, or hidden
+                    axes.plot(*points, color=colors[run.label if len(runs) > 1 else words], label=label, marker=".")
+        if axes.lines:
+            axes.set(xlabel=along)
+            axes.spines[["top", "right"]].set_visible(False)
+            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # seeds of a label share one
+            axes.legend(handles.values(), handles, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
+            charts[title] = _svg(figure)
+    return charts
+
+
+def _svg(figure: Any) -> str:
+    """The figure as an SVG element, whose texts stay texts and whose background is the page's."""
+    from matplotlib import rc_context
+
+    written = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+    text = written.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,254 @@
+"""One run: from a log, from a trainer, or from a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+from ...data.counters import DRY_RUN, JUDGED_BY, NOT_LOGGED_AT_0
+from ...data.types import Floats
+from ...errors import ReplayError
+from .logs import LARGEST, READ, Entry, plain, read_log, states_of
+
+DEAD, DEAD_EXACT, DEAD_AFTER = "frac_reward_zero_std", "replay/dead_fraction", "replay/dead_fraction_after"
+"""The share of dead groups as TRL logs it, as replay counts it, and after replay."""
+REDRAWN = "replay/redrawn_fraction"
+SUM = "reward"
+"""TRL's name for the weighted sum of all reward functions."""
+GENERATIONS = "num_generations"
+AXES = {"completions": "replay/rollouts", "tokens": "num_tokens", "updates": "step", "seconds": "step_time"}
+"""What is spent on training, and the metric that tells it. Tokens are of prompts and completions."""
+CHECKPOINT = re.compile(r"checkpoint-\d+|trainer_state\.json")
+SEED = re.compile(r"[-_.]?(?:seed|(?<=[-_.])s)[-_.]?\d+$")
+"""The end of a folder's name that tells the seed: `-seed3`, `_s3`."""
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value can be drawn: neither missing nor NaN, infinite or huge."""
+    return isinstance(value, int | float) and abs(value) < LARGEST
+
+
+def width_of(count: int) -> int:
+    """Return of how many logged values the mean counts as the beginning, and the end: a tenth, but four of few."""
+    return max(count // 10, min(4, count // 2), 1)
+
+
+class Curve(NamedTuple):
+    """Means of a metric, by what had been spent when it was measured.
+
+    Attributes:
+        spent (`Sequence[float]`): Completions, say; ascending.
+        values (`Sequence[float]`): What was measured there.
+    """
+
+    spent: Sequence[float]
+    values: Sequence[float]
+
+    @property
+    def end(self) -> float:
+        """The last value."""
+        return self.values[-1]
+
+    def first(self, level: float) -> float:
+        """Return where the curve first crosses a level, by a straight line between the two measurements around it;
+        infinity if it never does."""
+        at = next((place for place, value in enumerate(self.values) if value >= level), None)
+        if at is None:
+            return np.inf
+        if at == 0:
+            return float(self.spent[0])
+        (x, low), (further, high) = zip(self.spent[at - 1 : at + 1], self.values[at - 1 : at + 1], strict=True)
+        return float(x + (further - x) * (level - low) / (high - low))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of GRPO, with or without replay.
+
+    Attributes:
+        label (`str`): Names its settings: runs with one label differ by seed.
+        log (`Sequence[Entry]`): Numbers by name.
+        settings (`Mapping`): Of [`ReplayConfig`], with `num_generations`; those that are known.
+        seed (`str`): At the end of its folder's name; may be empty.
+        runs (`int`): In the log, of which this is the last.
+        per_batch (`int`, *optional*): Completions of a generation batch, where the log does not count them.
+        held_back (`Mapping[str, int]`): By setting, slots that stored groups could have filled without it.
+        replaced (`int`): Groups that were replaced.
+    """
+
+    label: str
+    log: Sequence[Entry]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: str = ""
+    runs: int = 1
+    per_batch: int | None = None
+    held_back: Mapping[str, int] = field(default_factory=dict)
+    replaced: int = 0
+
+    @classmethod
+    def of_log(cls, history: Sequence[Mapping[str, Any]], **known: Any) -> Run:
+        """Return the run of a trainer's `log_history`."""
+        return cls(known.pop("label", ""), [plain(entry) for entry in history], **known)
+
+    @classmethod
+    def of_folder(cls, given: str | Path, per_batch: int | None = None, num_generations: int | None = None) -> Run:
+        """Read a run: its `output_dir`, a checkpoint, or a file of its metrics, with `label=` before it or without.
+        Without a label, the folder's name is it, but for a seed.
+
+        Args:
+            given (`str` or `Path`): Where it is.
+            per_batch (`int`, *optional*): Completions of a generation batch.
+            num_generations (`int`, *optional*): The trainer's, where no checkpoint with replay tells it.
+
+        Raises:
+            ReplayError: It can't be read, or it is no run of GRPO.
+        """
+        label, path = _labeled(str(given))
+        log, runs = read_log(path)
+        states = states_of(path)
+        settings: dict[str, Any] = {}
+        if states:
+            settings = {**states[0].session["settings"], GENERATIONS: states[0].identity.num_generations}
+        if num_generations is not None:
+            settings[GENERATIONS] = num_generations
+        parts = [part for part in path.resolve().parts if not CHECKPOINT.fullmatch(part)]
+        name = Path(parts[-1]).stem if path.suffix else parts[-1]
+        found = SEED.search(name)
+        run = cls(label or SEED.sub("", name) or name, log, settings, found[0] if found else "", runs, per_batch)
+        if not run.steps:
+            raise ReplayError(f"{path} {run.what_is_missing} {READ}")
+        return run
+
+    @property
+    def what_is_missing(self) -> str:
+        """Why the log can't be used, by what it has."""
+        names = list(dict.fromkeys(name for entry in self.log for name in entry))
+        has = f"It has {', '.join(names[:8]) or 'no entries'}."
+        if DEAD in names or DEAD_EXACT in names:
+            return f"says no step of its shares of dead groups: name the column 'step'. {has}"
+        older = "; older releases of TRL did not log it" if "reward_std" in names else ""
+        return f"is no log of GRPO: {DEAD!r} is missing, the share of dead groups{older}. {has}"
+
+    @cached_property
+    def trained(self) -> list[Entry]:
+        """Entries of updates, further ones of a batch included."""
+        return [entry for entry in self.log if is_number(entry.get("step")) and ("loss" in entry or generated(entry))]
+
+    @cached_property
+    def steps(self) -> list[Entry]:
+        """Entries of updates on a new batch, with the share of its groups that were dead: as replay counted it, where
+        it did. TRL's asynchronous trainer logs none."""
+        return [
+            {**entry, DEAD: entry[DEAD_EXACT] if is_number(entry.get(DEAD_EXACT)) else entry[DEAD]}
+            for entry in self.trained
+            if generated(entry)
+        ]
+
+    @property
+    def attached(self) -> bool:
+        """Whether replay counted dead groups."""
+        return any(is_number(entry.get(DEAD_EXACT)) for entry in self.log)
+
+    @property
+    def only_counted(self) -> bool:
+        """Whether all that replay logged is of a dry run."""
+        told = [entry.get(DRY_RUN) == 1 for entry in self.log if DEAD_EXACT in entry]
+        return bool(told) and all(told)
+
+    @property
+    def updates_per_batch(self) -> float | None:
+        """Updates that train on a generation batch; None where not every update was logged."""
+        at = self.column("step")
+        every = len(at) > 1 and bool((np.diff(at) == 1).all())
+        return len(at) / len(self.steps) if every else None
+
+    @cached_property
+    def functions(self) -> list[str]:
+        """Names of the reward functions that were logged."""
+        names = [name[8:-5] for entry in self.steps for name in entry if re.fullmatch("rewards/.+/mean", name)]
+        return list(dict.fromkeys(names))
+
+    @property
+    def counts(self) -> str | None:
+        """Its `replay_reward`; None where it has none, or it is not known."""
+        names = (name for entry in self.steps for name in entry if name.startswith(f"{JUDGED_BY}/"))
+        told: str | None = self.settings.get("replay_reward")
+        return told or next((name.removeprefix(f"{JUDGED_BY}/") for name in names), None)
+
+    def key_of(self, reward: str | None = None) -> tuple[str, str]:
+        """Return the name of the reward function that counts, and of its mean in the log: the given one, or else the
+        run's `replay_reward`, or else the sum.
+
+        Raises:
+            ReplayError: The given one was not logged.
+        """
+        name = reward or self.counts or SUM
+        for key in (f"rewards/{name}/mean", name):
+            if self.numbers(key):
+                return name, key
+        if reward:
+            raise ReplayError(
+                f"The log of {self.label} has no reward {name!r}. It has: {', '.join([SUM, *self.functions])}. Name "
+                "one of them: --reward NAME."
+            )
+        return SUM, SUM
+
+    def numbers(self, key: str, last: Sequence[Entry] | None = None) -> list[float]:
+        """Return a metric's values, of the whole log or of some entries. What is not logged while it is 0 is 0 in
+        entries of replay's."""
+        entries = self.log if last is None else last
+        if key.startswith(NOT_LOGGED_AT_0):
+            entries = [{key: 0.0, **entry} for entry in entries if DEAD_EXACT in entry]
+        return [value for entry in entries if is_number(value := entry.get(key))]
+
+    def mean(self, key: str, last: Sequence[Entry] | None = None) -> float | None:
+        """Return the mean of a metric's values; None without any."""
+        values = self.numbers(key, last)
+        return float(np.mean(values)) if values else None
+
+    def column(self, key: str) -> Floats:
+        """A metric of each update; NaN where it has none."""
+        values = [entry.get(key) for entry in self.trained]
+        return np.array([value if is_number(value) else np.nan for value in values], np.float64)
+
+    def spent(self, axis: str) -> Floats:
+        """What was spent up to each update, by one of `AXES`; NaN throughout where the log does not tell."""
+        found, updates = self.column(AXES[axis]), self.column("step")
+        if axis == "seconds":
+            return (np.diff(updates, prepend=0) * found).cumsum()
+        if axis == "completions" and self.per_batch and np.isnan(found).all():
+            batches = np.cumsum([generated(entry) for entry in self.trained])
+            return self.per_batch * (updates if self.updates_per_batch is None else batches)
+        known = np.isfinite(found)
+        return np.interp(updates, updates[known], found[known]) if known.any() else found
+
+    def points(self, key: str, axis: str = "updates") -> Curve:
+        """A metric's values, by what was spent up to each of them."""
+        told = [entry for entry in self.log if is_number(entry.get("step")) and is_number(entry.get(key))]
+        at, spent = [entry["step"] for entry in told], self.spent(axis)
+        places = np.interp(at, self.column("step"), spent) if len(spent) else np.array([])
+        return Curve(places.tolist(), [entry[key] for entry in told])
+
+    def curve(self, key: str, axis: str = "updates") -> Curve:
+        """The same as means over a tenth of the values, each where its last value is."""
+        spent, values = self.points(key, axis)
+        width = width_of(len(values))
+        means = np.convolve(values, np.full(width, 1 / width), "valid") if values else np.array([])
+        return Curve(spent[width - 1 :], means.tolist())
+
+
+def generated(entry: Entry) -> bool:
+    """Tell whether an entry is of an update on a new batch."""
+    return is_number(entry.get(DEAD)) or is_number(entry.get(DEAD_EXACT))
+
+
+def _labeled(given: str) -> tuple[str, Path]:
+    """The label, which may be empty, and the folder, whose name may have an equals sign."""
+    label, _, path = given.partition("=")
+    return (label, Path(path)) if path and not Path(given).exists() else ("", Path(given))

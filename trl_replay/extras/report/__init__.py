@@ -1,1 +1,0 @@
-"""Looking at checkpoints and runs."""
