@@ -58,7 +58,7 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1}
 OWN: dict[str, dict[str, Any]] = {
     "bamba": MAMBA, "granitemoehybrid": MAMBA, "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8}, "nemotron": {"num_key_value_heads": 4},
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 16}),
+    **{name: {"head_dim": 16} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
     "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0] * 4},
     "deepseek_v2": {"n_routed_experts": 4, "num_experts_per_tok": 2, "topk_method": "greedy"},
     "kimi_linear": {"num_experts_per_token": 2},

@@ -23,6 +23,9 @@ from .setup.settings import Settings
 
 TOLD = 1e-3
 """A token's noise in nats from which on it is told."""
+CLIPPED = ("replay/clip_ratio", "replay/fresh_clip_ratio")
+SEQUENCE_DRIFT = "replay/sequence_drift_mean"
+"""Where there is this, the loss forms a ratio a row, and the log has the others."""
 DEFAULTS = ReplayConfig()
 OF_SETTING: Mapping[str, str | None] = {
     "replay/bytes": "replay_max_bytes",
@@ -43,7 +46,7 @@ OF_SETTING: Mapping[str, str | None] = {
 """Metrics that the log has while a setting is not the default one; those of none stand in `session.metrics` alone."""
 IN_DOUBT = ("replay/lowest_fraction", "replay/highest_fraction")
 """Metrics that the log has while it is not known what passes."""
-MATTERS = {"replay/clip_ratio": 0.5, "replay/uses_mean": 100.0}
+MATTERS = {"replay/uses_mean": 100.0}
 """Values from which on a metric is logged whatever the settings are."""
 
 
@@ -89,8 +92,7 @@ class Reporting:
         """Put values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self._totals.metrics = {**self._totals.metrics, **values}
         config, judged = self._components.settings.config, self._components.success.least is not None
-        shown = {key: value for key, value in values.items() if is_logged(key, value, config, judged)}
-        put_into_log(shown, compat.training_metrics(self._trainer()))
+        put_into_log(logged_of(values, config, judged), compat.training_metrics(self._trainer()))
 
     def about_to_log(self) -> None:
         """The trainer writes its log: losses and refusals that are 0 are left out."""
@@ -180,6 +182,12 @@ class Reporting:
             doubt = f"{components.success.doubt()}; set {components.success.remedy}"
         lines += [doubt] if doubt else []
         return "\n".join([*lines, *advice])
+
+
+def logged_of(values: Mapping[str, float], config: ReplayConfig, judged: bool) -> dict[str, float]:
+    """Return those of some metrics that a log has: see `is_logged`."""
+    shown = {key: value for key, value in values.items() if is_logged(key, value, config, judged)}
+    return shown | {key: values[key] for key in CLIPPED if key in values and SEQUENCE_DRIFT in values}
 
 
 def is_logged(key: str, value: float, config: ReplayConfig, judged: bool) -> bool:

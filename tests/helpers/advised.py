@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def with_settings(log: Log, **settings: Any) -> Outcome:
 def rules_in(text: str) -> set[str]:
     """Names of the rules whose changes a text tells."""
     text = " ".join(text.split())
-    return {rule.name for rule in RULES if rule.change.partition("NAME")[0].replace("`", "") in text}
+    return {rule.name for rule in RULES if re.split("NAME|RANGE", rule.change)[0].replace("`", "") in text}
 
 
 def told_of(log: Log, **settings: Any) -> list[str]:

@@ -450,3 +450,31 @@ def test_a_reward_that_only_wavers_did_not_fall(seed):
         for step, reward in enumerate(rewards.tolist(), 1)
     ]  # fmt: skip
     assert "fell" not in said_of(log)
+
+
+def test_a_clip_range_that_is_narrower_than_an_update_moves_is_named_with_one_that_is_not(tmp_path):
+    """The range of GSPO's paper, which most replayed rows leave after one update."""
+    narrow = {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4, "loss_type": "grpo"}
+    trainer, session = trained(tmp_path, three_digits, SUMS, max_steps=24, learning_rate=1e-3, **narrow)
+    told = session.explain()
+    assert "narrow clip" in rules_in(told)
+    width = float(re.findall(r"Set epsilon and epsilon_high to ([0-9.e-]+) or more", told)[0])
+    assert width > 10 * narrow["epsilon"]
+    wide, _ = trained(
+        tmp_path, three_digits, SUMS, max_steps=24, **{**narrow, "epsilon": width, "epsilon_high": width}
+    )
+    clipped = [logged(each, "replay/clip_ratio") for each in (trainer, wide)]
+    assert min(sum(values) / len(values) for values in clipped) == sum(clipped[1]) / len(clipped[1])
+
+
+def test_a_reward_that_pays_anything_is_told_so(tmp_path):
+    """All but one completion in a hundred get the best of it."""
+    rows = itertools.count()
+
+    def anything(completions, **_):
+        return [float(next(rows) % 100 != 7) for _ in completions]
+
+    _, session = trained(tmp_path, anything, SUMS, max_steps=24)
+    told = session.explain()
+    assert "The function may pay anything".lower() in told.lower()
+    assert "Score a nonsense text" in told

@@ -85,8 +85,11 @@ def test_a_further_update_logs_the_share_of_its_groups_that_were_drawn_anew(tmp_
 def by_default(metrics: dict[str, float], **settings: Any) -> dict[str, float]:
     """Of all metrics of a batch, those that a log has with these settings."""
     config = ReplayConfig(**settings)
-    shown = {key: value for key, value in metrics.items() if reporting.is_logged(key, value, config, True)}
-    return {key: value for key, value in shown.items() if value or not key.startswith(NOT_LOGGED_AT_0)}
+    return {
+        key: value
+        for key, value in reporting.logged_of(metrics, config, True).items()
+        if value or not key.startswith(NOT_LOGGED_AT_0)
+    }
 
 
 QUIET = {
@@ -131,6 +134,8 @@ SICK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no correction": ({}, {"replay_correction": "none"}),
     "overused": ({"replay/uses_mean": 400.0}, {}),
     "stale buffer": ({"replay/ess": 0.2, "reward": 0.3}, {}),
+    "pays anything": ({"replay/all_right_fraction": 1.0, "replay/dead_fraction": 1.0, "reward": 1.0}, {}),
+    "narrow clip": ({"replay/clip_ratio": 0.9, "replay/sequence_drift_mean": 0.02}, {}),
     "masked rows": ({"replay/gated_fraction": 0.8}, {"replay_correction": "sequence_mask"}),
 }  # fmt: skip
 """By rule: what a sick run logs, late in it, and its settings."""
@@ -155,7 +160,7 @@ def a_log(values: dict[str, Any], settings: dict[str, Any], sick_from: int) -> L
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES if rule.name not in OF_STOCK])
 def test_every_rule_applies_to_what_is_logged_by_default(rule: str) -> None:
     values, settings = SICK[rule]
-    log = list(a_log(values, settings, 1 if rule == "stale buffer" else LATE))
+    log = list(a_log(values, settings, 1 if rule in ("stale buffer", "pays anything") else LATE))
     if rule == "evaluation falls":
         log += [{"step": 20 * at, "eval_reward": value} for at, value in ((1, 0.5), (2, 0.3), (3, 0.25))]
     size = {name: value for name, value in settings.items() if name == "num_generations"}

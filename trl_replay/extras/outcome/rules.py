@@ -27,6 +27,8 @@ HELD_BACK = 0.25
 COLLAPSED = 0.95
 NAME = "NAME"
 """Stands for reward functions that do not differ where their sum does."""
+RANGE = "RANGE"
+"""Stands for a clip range as wide as twice the drift."""
 CONDITION = re.compile(r"(.+) (≥|≤|<|is not|is) (.+)")
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"≥": operator.ge, "≤": operator.le, "<": operator.lt}
 LITTLE_DEAD = 0.2
@@ -78,7 +80,9 @@ class Rule(NamedTuple):
         preset = facts.get("replay_preset") is not None
         missing = [words for words, is_set in self.options.items() if not (preset or holds(is_set, facts))]
         options = f" Set {', or '.join(missing)}." if missing else ""
-        return f"{self.change}{options}".replace(NAME, facts.get(NAME, NAME))
+        return f"{self.change}{options}".replace(NAME, facts.get(NAME, NAME)).replace(
+            RANGE, f"{2 * facts.get('drift of replayed rows', 0.0):.1g}"
+        )
 
     def words(self, facts: Facts) -> Advice:
         """Return what was seen, what to change, and why."""
@@ -221,6 +225,20 @@ RULES = (
         ("unscored completions ≥ 0.25",),
         "No reward function scored these completions (all returned None), so they train nothing. Find out why first.",
         "compatibility.md#rollouts-that-failed",
+    ),
+    Rule(
+        "pays anything",
+        ("groups right from the first step ≥ 0.9", "all right groups ≥ 0.9 | groups at the highest reward ≥ 0.9"),
+        "Nearly all completions got the best reward from the first step on: the function may pay anything. Score a "
+        "nonsense text and another prompt's answer with it before you judge anything else.",
+        "howto/several-rewards.md#what-libraries-pay",
+    ),
+    Rule(
+        "narrow clip",
+        ("clipped replayed rows ≥ 0.5", "drift of replayed rows ≥ 0"),
+        "The loss clips the ratio of most replayed rows, which then train nothing: the clip range is narrower than "
+        f"what an update moves. Set `epsilon` and `epsilon_high` to {RANGE} or more.",
+        "metrics.md#noise",
     ),
     Rule(
         "all right",
@@ -380,6 +398,8 @@ MEANS = {
     "effective sample size": ESS,
     "importance ratio": "replay/ratio_mean",
     "masked replayed rows": GATED,
+    "clipped replayed rows": "replay/clip_ratio",
+    "drift of replayed rows": "replay/sequence_drift_mean",
 }
 """Facts that are means of a metric over the last part of a log."""
 
@@ -407,6 +427,7 @@ def facts_of(outcome: Outcome, count: int = 0) -> dict[str, Any]:
         known.get("groups at the lowest reward", 0.0),
     )
     rewards = run.numbers(SUM, last)
+    known["groups right from the first step"] = _right_from_the_first(run, steps)
     entropy, lowest = (_windows(run, steps, key) for key in ("entropy", LOWEST))
     known |= {
         **_of_functions(run, steps, last),
@@ -435,6 +456,14 @@ def facts_of(outcome: Outcome, count: int = 0) -> dict[str, Any]:
     if lowest:
         known["groups once at the lowest"] = min(lowest)
     return {**settings, **known}
+
+
+def _right_from_the_first(run: Run, steps: Sequence[Entry]) -> float:
+    """The share of groups at the best reward in the first steps that tell it from others."""
+    right = run.numbers(ALL_RIGHT, steps) or [
+        entry[HIGHEST] - entry[LOWEST] for entry in steps if HIGHEST in entry and LOWEST in entry
+    ]
+    return sum(right[:LEAST]) / LEAST
 
 
 def _windows(run: Run, steps: Sequence[Entry], key: str, count: int = LEAST) -> list[float]:
