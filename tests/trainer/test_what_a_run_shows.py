@@ -131,6 +131,7 @@ SICK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no correction": ({}, {"replay_correction": "none"}),
     "overused": ({"replay/uses_mean": 400.0}, {}),
     "stale buffer": ({"replay/ess": 0.2, "reward": 0.3}, {}),
+    "clipped tokens": ({"clip_ratio/region_mean": 0.7}, {}),
     "masked rows": ({"replay/gated_fraction": 0.8}, {"replay_correction": "sequence_mask"}),
 }  # fmt: skip
 """By rule: what a sick run logs, late in it, and its settings."""
