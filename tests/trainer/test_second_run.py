@@ -63,7 +63,9 @@ def test_a_second_run_is_judged_by_its_evaluations(tmp_path: Path) -> None:
     trainer, session = second_run(tmp_path, file, logging_steps=1)
     trainer.train()
     told = session.explain().splitlines()
-    assert told[0].startswith("outcome: the log does not show whether it learned, as nothing was evaluated; 8 updates")
+    assert told[0].startswith(
+        "outcome: the log does not show whether it learned, as nothing was evaluated; 12 completions, 8 "
+    )
     assert told[-1].startswith("what to change: evaluate (eval_strategy, eval_dataset)")
     assert f"{len(session.buffer)} held, {(session.buffer.table.uses > 0).sum()} of them used, " in told[2]
     trainer, session = second_run(
@@ -75,7 +77,7 @@ def test_a_second_run_is_judged_by_its_evaluations(tmp_path: Path) -> None:
         [e["eval_reward"] for e in trainer.state.log_history if "eval_reward" in e],
     )
     assert told[0].startswith(
-        f"outcome: reward on evaluation prompts {values[0]:.2g} → {values[1]:.2g}; 8 updates, and 12 "
+        f"outcome: reward on evaluation prompts {values[0]:.2g} → {values[1]:.2g}; 12 completions, 8 updates, "
     )
     assert "effective sample size" in told[0]
     verdict = "nothing, by the evaluations" if values[1] > values[0] else "no rule names a fault, but the reward on"

@@ -50,7 +50,7 @@ def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any, co
     assert len(signal) > 16
     assert bool((signal < 0).any()) == (correction == "suffix_veto")
     assert bool((signal > 0).any()) == (correction in vetoes)
-    gated = [log["replay/gated_fraction"] for log in trainer.state.log_history if "replay/gated_fraction" in log]
+    gated = [log.get("replay/gated_fraction", 0.0) for log in trainer.state.log_history if "replay/ess" in log]
     assert gated, "the share of rows of which nothing is left"
     if correction in vetoes:
         assert all(0 < share < 1 if correction == "veto_negative" else share == 0 for share in gated)
