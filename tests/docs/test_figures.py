@@ -150,9 +150,9 @@ def test_what_tells_beforehand_whether_replay_pays_is_what_the_page_says():
 
 def test_what_the_readme_says_of_the_preset_was_measured():
     rates = importlib.import_module("learning_rates")
-    study = rates.study
-    readme, done = " ".join((ROOT / "README.md").read_text().split()), study.finished()
-    assert "\n".join(rates.headline()) in (ROOT / "README.md").read_text()
+    study, page = rates.study, (REPORTS / "when_it_pays.md").read_text()
+    readme, done = " ".join(page.split()), study.finished()
+    assert "\n".join(rates.headline()) in page
     savings = {name: [rates.completions.saving(*pair) for pair in pairs] for name, (_, pairs) in rates.shown().items()}
     shares = {name: [saving.share for saving in of_name] for name, of_name in savings.items()}
     times = {name: f"{1 / np.median(of_name):.1f}" for name, of_name in shares.items()}
@@ -211,6 +211,20 @@ def test_what_the_readme_says_of_the_preset_was_measured():
     ) in readme
 
 
+def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
+    rates = importlib.import_module("learning_rates")
+    done, readme = rates.finished(), (ROOT / "README.md").read_text()
+    told = re.findall(r"^\| (?:stock|`sample).*?(\d) rates \| (\S+) \| (\S+) \|$", readme, re.MULTILINE)
+    for (count, rate, accuracy), arm in zip(told, ("stock", "stock, 2 updates", "sample_efficient"), strict=True):
+        ends = {rate: np.mean(of_seeds) for rate, of_seeds in rates.ends(done, "products", arm).items()}
+        assert (len(ends), f"{max(ends.values()):.2f}") == (int(count), accuracy)
+        assert f"{ends[float(rate)]:.2f}" == accuracy
+    of_preset = rates.against_best(done, "products")[3e-6]
+    assert f"after {rates.completions.times_fewer([one.share for one in of_preset])[:3]} times fewer" in readme
+    assert "on 0 of 3 seeds" in readme
+    assert all(np.isinf(one.share) for one in rates.against_best(done, "products")[1e-6])
+
+
 def test_what_pages_say_of_generation_that_pays_was_measured():
     rates = importlib.import_module("learning_rates")
     passes = rates.study.ARMS["sample_efficient"].passes
@@ -235,7 +249,8 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
         for device, done, task in (("CPU", cpu, "french"), ("CPU", cpu, "products"), ("GPU", gpu, "products"))
     }
     assert round(took["CPU", "french"]) == round(took["CPU", "products"]) == 1
-    readme, pays = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/when-replay-pays.md"))
+    pages = ("benchmarks/reports/when_it_pays.md", "docs/when-replay-pays.md")
+    readme, pays = (" ".join((ROOT / page).read_text().split()) for page in pages)
     assert (
         f"saves time above {least['products, GPU']:.1f} on *products* on the GPU, {least['products, CPU']:.1f} on a "
         f"CPU, and {least['french, CPU']:.1f} on *french* on a CPU; never on *french* on the GPU. In our runs, it was "
@@ -254,7 +269,7 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
 
 def test_what_the_readme_says_of_the_defaults_was_measured():
     report = importlib.import_module("when_it_pays_report")
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    readme = " ".join((REPORTS / "when_it_pays.md").read_text().split())
     of_defaults = {dot.task: dot for dot in report.dots() if dot.arm == "defaults"}
     stuck = sorted(dot.gain for dot in of_defaults.values() if dot.unsolved >= report.STUCK)
     assert len(stuck) == 4
@@ -278,7 +293,8 @@ def test_the_run_that_the_readme_asks_about_is_one_of_stock_on_products(said):
 def test_what_pages_say_of_learning_rates_was_measured():
     rates = importlib.import_module("learning_rates")
     done = rates.finished()
-    readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
+    pages = ("benchmarks/reports/when_it_pays.md", "docs/evidence.md")
+    readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in pages)
     for task in rates.TASKS:
         assert rates.told(done, task) in evidence
         rate = rates.ends(done, task, "stock")
@@ -311,7 +327,7 @@ def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():
 
 
 def test_what_pages_say_of_the_example_products_is_what_it_printed():
-    readme, page = ((ROOT / name).read_text() for name in ("README.md", "examples/README.md"))
+    readme, page = ((ROOT / name).read_text() for name in ("benchmarks/reports/when_it_pays.md", "examples/README.md"))
     runs = {(seed, arm): [*map(int, shares.split())] for seed, arm, shares in RUN_OF_PRODUCTS.findall(page)}
     assert len(runs) == 6
     first = []
@@ -326,5 +342,5 @@ def test_what_pages_say_of_the_example_products_is_what_it_printed():
     assert f"reaches stock's last pass in pass {told} instead of 8" in " ".join(page.split())
     assert f"at stock's end after {told} of 8 passes" in " ".join(readme.split())
     ends = {arm: "{}, {}, and {}".format(*(runs[seed, arm][-1] for seed in "012")) for arm in ("stock", "preset")}
-    for text in (readme, page):
+    for text in (page,):
         assert f"at the end, {ends['stock']} % right with stock; {ends['preset']} % with the preset" in text
