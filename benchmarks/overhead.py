@@ -157,7 +157,7 @@ def run(
                 module.register_forward_hook(lambda *_, name=name: forwards.update({name: forwards[name] + 1}))
         if session:
             for name in ("settle", "_place"):
-                setattr(session.decisions, name, timed(getattr(session.decisions, name), clock, name))
+                setattr(session.step.decisions, name, timed(getattr(session.step.decisions, name), clock, name))
             for name in compat.SEAM:
                 trainer.__dict__[name] = timed(trainer.__dict__[name], clock, f"seam{name}")
             callback = next(one for one in trainer.callback_handler.callbacks if isinstance(one, ReplayCallback))

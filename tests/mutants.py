@@ -70,7 +70,8 @@ ALSO = {
     "buffer/replay_buffer.py": ("trainer/test_buffer_limits.py", "trainer/test_step_decisions.py"),
     "buffer/rules.py": ("unit/test_replay_buffer.py",),
     "loss/denominator.py": ("trainer/test_loss_denominator.py", "trainer/test_replay_iterations.py"),
-    "session.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
+    "session.py": ("trainer/test_session.py",),
+    "step/step.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
     "loss/handshake.py": ("trainer/test_subclasses.py", "trainer/test_users_losses.py"),
     "loss/inserted.py": ("trainer/test_users_losses.py", "trainer/test_attachment.py"),
     "loss/supply.py": (

@@ -71,7 +71,7 @@ class Loss:
         reference = torch.where(self.replayed.unsqueeze(1), torch.from_numpy(reference), logps.detach())
         for number, row in zip(self.micro[ROWS][:, 0].tolist(), range(len(new)), strict=True):
             if number < 0:
-                placed = self.session.supply._stored([number])[0]
+                placed = self.session.step.supply._stored([number])[0]
                 placed.logps = torch.from_numpy(behavior[row, : len(placed.logps)])
                 placed.proximal = None
         self.trainer.given = logps

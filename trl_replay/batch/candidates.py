@@ -131,7 +131,8 @@ class PendingGroups:
         return replace(self, candidates=[candidate for candidate in self.candidates if candidate.serial >= serial])
 
     def describe(self, count: int) -> dict[str, NDArray[Any]]:
-        """Describe them for scopes, as 8-byte columns over this process's `count` rows.
+        """Complete the candidates whose log-probs are all recorded, and describe all for scopes, as 8-byte columns
+        over this process's `count` rows.
 
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
         which stands at the first local row of a candidate, the bytes of its local rows.
