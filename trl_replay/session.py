@@ -17,6 +17,7 @@ from .distributed.decision import DETACHED, PAUSED, RUNS
 from .distributed.roll_call import roll_call_of
 from .errors import ReplayError
 from .generation.trainer_log import add_column, take_column
+from .loss.means import Means, fetch_sums
 from .loss.micro_batch import ROWS
 from .loss.off_policy_stats import MaskWatch
 from .protocols import Scope, SessionFiles
@@ -292,12 +293,14 @@ class Session:
 
     def log_ratios(self) -> None:
         """Add the importance ratios seen in the loss to the metrics."""
-        measured = self.step.supply.stats.metrics()
+        step, loss = self.step, self.components.loss
+        stats, means = step.supply.stats, (loss.gates.means, loss.bounds.means, step.tap.fresh.means)
+        of_stats, *of_means = fetch_sums([stats.take(), *(one.take() for one in means)])
+        measured = stats.metrics(of_stats)
         self._mask_watch(measured)
-        self._reporting.record(measured)
-        self._reporting.record(self.components.loss.gates.means.metrics())
-        self._reporting.record(self.components.loss.bounds.means.metrics())
-        self._reporting.record(self.step.tap.fresh.means.metrics())
+        self._reporting.record(
+            measured | Means.metrics({name: sums for one in of_means for name, sums in one.items()})
+        )
 
     def notify(self, hook: str) -> None:
         """Call the plugins' `trl_replay_attached` or `trl_replay_detached`."""

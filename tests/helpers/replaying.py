@@ -189,8 +189,8 @@ class Watch:
         complete: list[Batch] = []  # the batch at hand, with the groups that were generated again
         fresh_batch = session.step._fresh
 
-        def watched_fresh(generated: Any) -> Any:
-            fresh = fresh_batch(generated)
+        def watched_fresh(generated: Any, *others: Any) -> Any:
+            fresh = fresh_batch(generated, *others)
             batch = with_reference(fresh.batch, fresh.reference)
             batch = {**batch, "advantages": generated.batch["advantages"]}
             complete[:] = [batch]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .. import compat
+from ..base.transfer import fetch
 from ..base.validation import pass_rate_of
 from ..batch.group_view import rewards_of_batch, view
 from ..data.success import Success
@@ -50,7 +51,8 @@ class Judge:
         """Read rows that were just scored."""
         processes = self._processes
         setup = compat.reward_setup(self._trainer())
-        scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
+        self.rewards = list(fetch(dict(enumerate(self.rewards or []))).values())
+        scored = rewards_of_batch(self.rewards, rows.columns, setup, rows.size, rows.count * processes)
         rows.check(len(scored), processes)
         groups = self.see(rows, scored)
         if self._success.is_graded and not self._has_doubted:

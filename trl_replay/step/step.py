@@ -11,8 +11,8 @@ from typing import Any
 
 from .. import compat
 from ..base.weights import changes_in_place, fingerprint
-from ..batch.candidates import LONGER, STALE, Candidate, PendingGroups, serials_of
-from ..batch.compose import padding, split_reference, with_reference
+from ..batch.candidates import LONGER, STALE, Block, Candidate, PendingGroups, serials_of
+from ..batch.compose import fetch_batch, padding, split_reference, with_reference
 from ..batch.group_view import REFERENCE, RULE, AdvantageRule
 from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
@@ -27,14 +27,23 @@ from ..generation.rounds import Rounds, Score
 from ..loss.denominator import Denominator
 from ..loss.handshake import Handshake
 from ..loss.micro_batch import ROWS
-from ..loss.supply import Supply
+from ..loss.supply import Placed, Supply
 from ..loss.tap import Tap
 from ..reporting import Reporting
 from ..setup.components import Components
 from .carry import IterationTemplate, StepCarry
 from .decisions import Decisions
 from .fresh_batch import FreshBatch
-from .training_batch import collect, compose_batch, count_items, reference_of, row_factor, row_flags, write_advantages
+from .training_batch import (
+    collect,
+    compose_batch,
+    count_items,
+    reference_of,
+    row_factor,
+    row_flags,
+    send_batch,
+    write_advantages,
+)
 
 NOTHING_LEFT = (
     "Another reward rule than the present one scored the groups of this run, so they have left the buffer, and it "
@@ -98,8 +107,11 @@ class Step:
         self._roll_call = roll_call
         self.mode = mode
         self._reread = read_again
+        components.errors.defers = components.processes == 1 and not compat.steps_in_backward(trainer())
         self.handshake = Handshake()
-        self.supply = Supply(components.correct, components.loss.bounds, components.loss.token_weights)
+        self.supply = Supply(
+            components.correct, components.loss.bounds, components.loss.token_weights, components.errors.check
+        )
         self.tap = Tap(
             self.supply,
             components.num_generations,
@@ -156,14 +168,22 @@ class Step:
         self._roll_call.for_training()
         started = time.perf_counter()
         self.carry.unfinished = True
-        pending, rows = self._share(batch, batch["prompt_ids"].size(0))
-        fresh = self._fresh(self._judge(batch, rows, score))
+        fetched = self._fetch(batch)
+        pending, rows = self._share(fetched, batch["prompt_ids"].size(0))
+        fresh = self._fresh(self._judge(fetched, rows, score), batch, fetched)
         decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
         agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
         payload = self.communicator.move(fresh.rows, agreed.decision)
         composed = self._train_on(fresh, agreed, payload, started)
         self._read_again(agreed)
         return composed
+
+    def _fetch(self, batch: Batch) -> Batch:
+        """The batch and its rewards on the CPU, where all is decided: the one wait for what was scored."""
+        rewards = self.judge.rewards or []
+        fetched = fetch_batch(batch, self._components.fields, rewards)
+        self.judge.rewards = [fetched.pop(number, scored) for number, scored in enumerate(rewards)]  # type: ignore[call-overload]
+        return fetched
 
     def _read_again(self, agreed: Agreed[Decision]) -> bool:
         """Read the file of `replay_warm_start` once more where its groups have left; tell whether that was done."""
@@ -242,8 +262,9 @@ class Step:
         self._roll_call.for_training()
         success, shares = self._buffer.rules.success, self.communicator.shares
         known = success.state_dict()
-        rows = self.communicator.share(batch, batch["prompt_ids"].size(0), None)
-        fresh = self._fresh(self._judge(batch, rows, None))
+        fetched = self._fetch(batch)
+        rows = self.communicator.share(fetched, batch["prompt_ids"].size(0), None)
+        fresh = self._fresh(self._judge(fetched, rows, None), batch, fetched)
         self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
         success.load_state_dict(known)
         self.communicator.shares = shares
@@ -289,10 +310,7 @@ class Step:
             self.skip_batch(count, at_end=True)
             return
         pending, rows = self._share(None, count)
-        agreed = self.communicator.agree(rows, partial(self._settle, rows, pending), serials_of(pending))
-        self.communicator.move(rows, agreed.decision)
-        self.communicator.agree(rows, Decision)  # what failed while payload moved
-        self._totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
+        self._settle(rows, pending)
 
     def keep(self, batch: Batch, choose: Callable[[Groups], tuple[Groups, list[int]]]) -> Tally:
         """Let a scored batch enter the buffer: share, judge, collect, and settle it. Nothing of it is trained on, and
@@ -306,23 +324,28 @@ class Step:
             What was counted.
         """
         count = batch["prompt_ids"].size(0)
-        rows = self._share_columns(batch, count, None)
-        fresh = self._fresh(self._judge(batch, rows, None))
+        fetched = self._fetch(batch)
+        rows = self._share_columns(fetched, count, None)
+        fresh = self._fresh(self._judge(fetched, rows, None), batch, fetched)
         pending = PendingGroups(fresh.groups, [])
         with self._components.errors.keeping():
             groups, slots = choose(fresh.groups)
             pending = PendingGroups(groups, collect(replace(fresh, groups=groups), slots, self._components))
         rows = self._share_columns(None, count, pending)
-        agreed = self.communicator.agree(rows, partial(self._settle, rows, pending), serials_of(pending))
+        return self._settle(rows, pending)
+
+    def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Tally:
+        """Settle candidates, and nothing else; return what was counted."""
+
+        def decide() -> Decision:
+            tally = Tally()
+            return Decision(tally, self.decisions.settle(pending, rows, [], tally))
+
+        agreed = self.communicator.agree(rows, decide, serials_of(pending))
         self.communicator.move(rows, agreed.decision)
         self.communicator.agree(rows, Decision)  # what failed while payload moved
         self._totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
         return agreed.decision.tally
-
-    def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Decision:
-        """Decide what is left at the end of training."""
-        tally = Tally()
-        return Decision(tally, self.decisions.settle(pending, rows, [], tally))
 
     def _judge(self, batch: Batch, rows: RowLayout, score: Score | None) -> Generated:
         """The batch, with further groups in the slots of dead ones where that is set."""
@@ -332,7 +355,7 @@ class Step:
             return self.judge.look(batch, rows)
         return Generated.unseen(batch, rows)
 
-    def _fresh(self, generated: Generated) -> FreshBatch:
+    def _fresh(self, generated: Generated, given: Batch, fetched: Batch) -> FreshBatch:
         """The batch with all that decisions need: log-probs that are stored without being seen by the loss, and a
         plugin's advantages. What fails is kept, since another process may wait in a forward pass."""
         rows = generated.rows
@@ -343,12 +366,16 @@ class Step:
         keys: frozenset[str] = frozenset()
         with self._components.errors.keeping():
             if self._components.forwards_to_record:
-                recorded = compat.forward_logps(self._trainer(), batch)
+                forwarded, _ = send_batch(generated.batch, given, fetched, self._components.fields)
+                logps = compat.forward_logps(self._trainer(), forwarded)
+                recorded = None if logps is None else Block(logps)
         with self._components.errors.keeping():
             batch = write_advantages(batch, rows, generated.fresh, of_tokens)
             keys = rows.takes(self._components.fields.stored_keys(batch))
         return FreshBatch(
             batch=batch,
+            given=given,
+            fetched=fetched,
             rows=rows,
             groups=generated.fresh,
             generations=generated.generations,
@@ -374,18 +401,19 @@ class Step:
             candidates = collect(fresh, agreed.decision.candidates, self._components)
             self.carry.collected(PendingGroups(fresh.groups, candidates), self._buffer.clock.update)
             self.handshake.awaited = True
-            waiting = [candidate for candidate in candidates if candidate.waits]
+            waiting = [] if fresh.logps_known else [candidate for candidate in candidates if candidate.waits]
+            share = padding(composed)
             composed = self._expect(fresh, agreed, composed, waiting, placements)
             if self.template is not None:
                 self.template.expected = self.tap.expected
             self._totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
-            self._log(composed, agreed.total, fresh, started)
+            self._log(share, agreed.total, fresh, started)
             return composed
         except Exception as caught:
             self.handshake.awaited = False  # the loss gets a batch that need not go through the seam
             self.tap.expect_nothing()
             self._components.errors.keep(caught)
-            return with_reference(fresh.batch, fresh.reference)
+            return self._sent(with_reference(fresh.batch, fresh.reference), fresh)
 
     def _expect(
         self,
@@ -404,7 +432,14 @@ class Step:
         ids = self.tap.expect(flags, candidates, placements, denominator, composed["advantages"])
         told = fresh.rows.told_items if denominator.kind == "items" else None
         with_count = count_items(composed, total, size, told)
-        return with_reference({**with_count, ROWS: ids}, reference_of(fresh, plan))
+        composed = with_reference({**with_count, ROWS: ids}, reference_of(fresh, plan))
+        return self._sent(composed, fresh, self.supply.placed)
+
+    def _sent(self, batch: Batch, fresh: FreshBatch, placed: Placed | None = None) -> Batch:
+        """A batch that was composed of a fresh one, on the trainer's device, and with it what was placed there."""
+        placed = Placed() if placed is None else placed
+        sent, placed.tensors = send_batch(batch, fresh.given, fresh.fetched, self._components.fields, placed.tensors)
+        return sent
 
     def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, RowLayout]:
         """Share the columns of `count` rows of this process and of the last batch's candidates, and whether the reward
@@ -457,10 +492,10 @@ class Step:
         if self.carry.pending is not None:
             self.carry.pending = self.carry.pending.outdated(compat.REF_LOGPS)
 
-    def _log(self, batch: Batch, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
+    def _log(self, share: float, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
-        values = {"replay/padding": padding(batch)}
+        values = {"replay/padding": share}
         batches = self._totals.batches + self._totals.of_all_ranks["paused_batches"]
         if self.iterates and batches > 1:
             values["replay/replay_ratio"] = self._buffer.clock.update / (batches - 1)
