@@ -3,6 +3,7 @@
     python benchmarks/overhead.py            # about 15 minutes on one core, nearly all of it for the time in the step
     python benchmarks/overhead.py --tables   # only large buffers: two minutes
     python benchmarks/overhead.py --quick    # a tiny model and few steps: its share of the step means nothing
+    python benchmarks/overhead.py --counts   # what a step asks of a device, and calls: a minute
     python benchmarks/overhead.py --json
 
 Where cpprb (Apache-2.0, `pip install --no-deps cpprb`) is installed, its prioritized buffer adds, samples and updates
@@ -34,6 +35,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import wraps
 from io import StringIO
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -47,6 +49,9 @@ from trl import GRPOTrainer
 from trl_replay import Session, attach, compat
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 from trl_replay.trainer.callback import ReplayCallback
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+import waits
 
 GROUPS, GENERATIONS, TOKENS = 8, 8, 128
 PROMPTS = [f"{number}+{number * 37 % 1000}=" for number in range(100, 140)]
@@ -157,7 +162,7 @@ def run(
                 module.register_forward_hook(lambda *_, name=name: forwards.update({name: forwards[name] + 1}))
         if session:
             for name in ("settle", "_place"):
-                setattr(session.decisions, name, timed(getattr(session.decisions, name), clock, name))
+                setattr(session.step.decisions, name, timed(getattr(session.step.decisions, name), clock, name))
             for name in compat.SEAM:
                 trainer.__dict__[name] = timed(trainer.__dict__[name], clock, f"seam{name}")
             callback = next(one for one in trainer.callback_handler.callbacks if isinstance(one, ReplayCallback))
@@ -306,15 +311,125 @@ def size_table(checks: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+COUNTED = (waits.WAIT, waits.LOSS, waits.UP, waits.PINNED, waits.CALL)
+"""What `--counts` counts on a pretended device, in order."""
+
+
+class Counts(TrainerCallback):
+    """What each step has done to a device: replay's code, and the trainer's."""
+
+    def __init__(self, device: waits.Device) -> None:
+        self.device = device
+        self.steps: list[tuple[Counter[str], Counter[str]]] = []
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Starts a step."""
+        self.device.update += 1
+        waits.OURS.clear()
+        waits.THEIRS.clear()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Keeps it."""
+        own = Counter({what: waits.ours(what) for what in (*COUNTED, waits.BEFORE)})
+        self.steps.append((own, Counter(waits.THEIRS)))
+
+
+def counted_steps(reward: Callable[..., Any], settings: Mapping[str, Any] | None, calls: bool) -> tuple[float, ...]:
+    """A step's counts on a pretended device, or of calls in Python and C: replay's, or stock's without settings."""
+
+    def generate(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
+        shape = (len(prompt_ids), self.args.max_completion_length)
+        return torch.randint(20, len(self.processing_class), shape).tolist(), None
+
+    trainer_class = type("Scripted", (GRPOTrainer if calls else waits.OnDevice,), {"_generate_single_turn": generate})
+    replay = {name: value for name, value in (settings or {}).items() if name.startswith("replay_")}
+    own = {name: value for name, value in (settings or {}).items() if name not in replay}
+    count, warm, device = 16, 8, waits.Device()
+    each, counter = Counts(device), waits.Calls()
+    before = waits.transfer.mark, waits.transfer.pinned
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        trainer = make_trainer(
+            folder,
+            reward,
+            PROMPTS,
+            trainer_class,
+            make_model(make_tokenizer(), 32, 2, intermediate_size=96),
+            per_device_train_batch_size=GROUPS * GENERATIONS,
+            num_generations=GENERATIONS,
+            max_completion_length=16,
+            max_steps=count,
+            learning_rate=1e-5,
+            gradient_checkpointing=False,
+            **own,
+        )
+        trainer.remove_callback(PrinterCallback)
+        if settings is not None:
+            attach(trainer, **replay)
+        if calls:
+            trainer.add_callback(Profile(counter, warm))
+            trainer.train()
+            return ((counter.theirs if settings is None else counter.ours) / (count - warm),)
+        trainer.add_callback(each)
+        device.install(setattr)
+        try:
+            trainer.train()
+        finally:
+            waits.transfer.mark, waits.transfer.pinned = before
+    steps = [theirs if settings is None else ours for ours, theirs in each.steps[warm:]]
+    return tuple(statistics.fmean(step[what] for step in steps) for what in (*COUNTED, waits.BEFORE))
+
+
+class Profile(TrainerCallback):
+    """Counts calls from a step on."""
+
+    def __init__(self, counter: waits.Calls, first: int) -> None:
+        self.counter, self.first = counter, first
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Starts, and stops at the end of training."""
+        if state.global_step == self.first:
+            self.counter.__enter__()
+        if state.global_step == state.max_steps:
+            self.counter.__exit__()
+
+
+def all_live(completions: list[str], **_: Any) -> list[float]:
+    """Rewards that leave no group dead."""
+    return [float(row % 2) for row in range(len(completions))]
+
+
+def counts() -> Table:
+    """What a step does, with stock beside it: acting, idle, and an update of the preset `sample_efficient`."""
+    efficient = {"num_iterations": 2, "beta": 0.1, "replay_preset": "sample_efficient"}
+    runs: dict[str, tuple[Callable[..., Any], Mapping[str, Any] | None]] = {
+        "stock": (half_dead, None),
+        "acting": (half_dead, {}),
+        "idle": (all_live, {}),
+        "sample_efficient, an update": (half_dead, efficient),
+    }
+    table = Table(title=f"a step on a pretended device, {GROUPS} groups of {GENERATIONS} rows")
+    for column in ("", *runs):
+        table.add_column(column)
+    columns = [counted_steps(*run, False) + counted_steps(*run, True) for run in runs.values()]
+    names = (*COUNTED, waits.BEFORE, "calls in Python and C")
+    for name, *numbers in zip(names, *columns, strict=True):
+        table.add_row(name, *(f"{number:,.1f}" for number in numbers))
+    return table
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and returns 0 whether or not the targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="only the time in large buffers")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--counts", action="store_true", help="only what a step asks of a device, and calls")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    if options.counts:
+        Console(width=None if sys.stdout.isatty() else 140).print(counts())
+        return 0
     checks = [*tables(), settle_and_sample(100_000, settings=ROWS)]
     if not options.tables:
         checks += [*forwards(), *step_and_bytes(options.quick)]

@@ -325,9 +325,14 @@ def _installed() -> Version:
     return Version(version("trl"))
 
 
+@cache
+def _is_before(installed: Version, release: str) -> bool:
+    return installed < Version(release)
+
+
 def counts_unscored() -> bool:
     """Return whether rows that no function scored count with a reward of 0 (before TRL 1.6)."""
-    return _installed() < Version("1.6")
+    return _is_before(_installed(), "1.6")
 
 
 def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_unscored: bool) -> torch.Tensor:
@@ -384,7 +389,7 @@ def leave_out_of_entropy_control(
         mask (`(b, C)`): Tokens that the bonus goes by.
         replayed (`(b,)` bool): Which rows are replayed.
     """
-    if not getattr(trainer, "use_adaptive_entropy", False) or not bool(replayed.any()):
+    if not getattr(trainer, "use_adaptive_entropy", False):
         return
     import torch
 
@@ -435,7 +440,7 @@ def denominator(trainer: Any) -> str:
 
 def bonus_over_items(trainer: Any) -> bool:
     """Return whether `num_items_in_batch` divides the entropy bonus, too (TRL 1.8 and 1.9)."""
-    return denominator(trainer) == "items" and _installed() < Version("1.10")
+    return denominator(trainer) == "items" and _is_before(_installed(), "1.10")
 
 
 def is_stock_loss(function: Any) -> bool:
@@ -446,7 +451,7 @@ def is_stock_loss(function: Any) -> bool:
 
 def liger_problems(trainer: Any) -> list[str]:
     """Return why replay is refused with the Liger loss of TRL up to 1.13; nothing with another loss."""
-    if _installed() >= Version("1.14") or not getattr(trainer, "use_liger_kernel", False):
+    if not _is_before(_installed(), "1.14") or not getattr(trainer, "use_liger_kernel", False):
         return []
     problem = (
         f"use_liger_kernel=True makes TRL {_installed()} train with {LIGER_LOSS}, which never calls {LOGPS}, where "
@@ -525,13 +530,18 @@ def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch
     (With both a tool mask and truncated rows, the batch does not say which of these rows' tokens came from tools: all
     of them count here.)
     """
-    if _installed() >= Version("1.9"):
+    if not _is_before(_installed(), "1.9"):
         return trainable
     if "tool_mask" not in batch:
         return lengths
     mask: torch.Tensor = batch["tool_mask"]
     counted = (mask.ne(0) & (lengths.new_ones(mask.shape).cumsum(dim=1) <= lengths.unsqueeze(1))).sum(dim=1)
     return counted.where(batch["completion_mask"].any(dim=1), lengths)
+
+
+def steps_in_backward(trainer: Any) -> bool:
+    """Return whether the optimizer steps in the backward pass, before a callback hears of it (DeepSpeed)."""
+    return bool(getattr(trainer, "is_deepspeed_enabled", False))
 
 
 def syncs_reference(trainer: Any) -> bool:

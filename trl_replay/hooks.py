@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .base.progress import Check, check_at_once
 from .data.plan import Plan
 from .data.table import Table
 from .data.types import (
@@ -207,34 +208,39 @@ class CheckedHooks:
         implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
         return not all(implementation.plugin.is_ours for implementation in implementations)
 
-    def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
-        """Return old log-probs and weights of replayed rows."""
+    def correct(self, rows: ReplayedRows, context: Context, check: Check = check_at_once) -> Corrected:
+        """Return old log-probs and weights of replayed rows; [`KeptErrors.check`] looks whether they are numbers."""
         copies = replace(
             rows, logps=rows.logps.clone(), behavior_logps=rows.behavior_logps.clone(), mask=rows.mask.clone()
         )  # what is checked and bounded below can't be edited
         result = self.call("correct", context.update, rows=copies, context=context)
         if not isinstance(result, Corrected):
             raise self._bad(f"a {type(result).__name__}", "a Corrected")
-        weights, shift = result.weights, result.shift
+        weights: Any = result.weights
+        shift: Any = result.shift
         finite = self._are_finite(result.old_logps, rows)
         if shift is not None:
             self._check_tensor("a shift", shift, tuple(rows.ages.shape))
         usable = finite if weights is None else self._are_usable(weights, shift, rows)
         small = finite if shift is None else (shift.abs() <= LARGEST_ADVANTAGE).all()  # NaN is not
-        verdicts = torch.stack([finite, usable, small]).tolist()  # one look at the device
-        if not verdicts[0]:
-            raise self._bad("old_logps that are not finite", "finite old_logps wherever rows.mask is set")
-        if weights is not None and not verdicts[1]:
-            dtype = rows.logps.dtype
-            raise self._bad(
-                f"the weights {weights.tolist()}",
-                f"finite weights of at least 0, as {dtype}, and times the rows' advantages {LARGEST_ADVANTAGE:g} at "
-                "most",
-            )
-        if shift is not None and not verdicts[2]:
-            raise self._bad(
-                f"the shift {shift.tolist()}", f"numbers from {-LARGEST_ADVANTAGE:g} to {LARGEST_ADVANTAGE:g}"
-            )
+        giver, update = self.giver, self._update
+
+        def raise_for(verdicts: list[bool]) -> None:
+            self._giver, self._update = giver, update
+            if not verdicts[0]:
+                raise self._bad("old_logps that are not finite", "finite old_logps wherever rows.mask is set")
+            if not verdicts[1]:
+                raise self._bad(
+                    f"the weights {weights.tolist()}",
+                    f"finite weights of at least 0, as {rows.logps.dtype}, and times the rows' advantages "
+                    f"{LARGEST_ADVANTAGE:g} at most",
+                )
+            if not verdicts[2]:
+                raise self._bad(
+                    f"the shift {shift.tolist()}", f"numbers from {-LARGEST_ADVANTAGE:g} to {LARGEST_ADVANTAGE:g}"
+                )
+
+        check(torch.stack([finite, usable, small]), raise_for)
         return result
 
     def _are_finite(self, old_logps: Any, rows: ReplayedRows) -> torch.Tensor:

@@ -14,10 +14,10 @@ def test_a_run_resumes_with_and_without_what_the_checkpoint_knows_of_generating(
     train(tmp_path, prompts=PROMPTS, **then)
     now = {} if then else {"replay_refill": "new(rounds=1)"}
     _, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, **now)
-    assert (session.rounds is None) == bool(then)
-    if session.rounds is not None:
-        assert session.rounds.batches == 6
-        assert len(session.rounds.table) > 0
+    assert (session.step.rounds is None) == bool(then)
+    if session.step.rounds is not None:
+        assert session.step.rounds.batches == 6
+        assert len(session.step.rounds.table) > 0
 
 
 def test_a_damaged_table_of_prompts_is_named(tmp_path):
@@ -34,7 +34,7 @@ def test_another_number_of_processes_puts_what_they_knew_together(tmp_path):
     folder = tmp_path / "checkpoint-6" / "trl_replay"
     two_ranks(folder)
     _, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, replay_refill="new(rounds=1)")
-    table = session.rounds.table
+    table = session.step.rounds.table
     assert table.tries.sum() > 0
     assert len(np.unique(table.key)) == len(table)
 

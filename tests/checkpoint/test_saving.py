@@ -175,7 +175,7 @@ def test_candidates_never_settle_in_detach(tmp_path):
     session = trl_replay.attach(trainer)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    waiting = session.carry.pending.candidates
+    waiting = session.step.carry.pending.candidates
     assert [candidate.complete() for candidate in waiting] == [True, True]
     before = state(session)
     trl_replay.detach(trainer)

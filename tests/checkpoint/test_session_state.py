@@ -361,13 +361,13 @@ def test_165_entries_longer_than_completions_may_be_now_leave_when_training_resu
         shorter = {"max_completion_length": 60, "per_device_train_batch_size": rows, "max_steps": 8}
         trainer = build(tmp_path, **shorter)
         with stopped_after_loading(trainer, last(tmp_path), replay_buffer_size=12) as session:
-            waiting = [] if session.carry.pending is None else session.carry.pending.candidates
+            waiting = [] if session.step.carry.pending is None else session.step.carry.pending.candidates
             assert len(session.buffer) + len(waiting) == len(fitting)
             assert int(session.buffer.table.row_length.max()) <= 60
             assert "x an entry was dropped: a completion is longer than max_completion_length=60" in session.explain()
     trainer = build(tmp_path, max_completion_length=65)
     with stopped_after_loading(trainer, last(tmp_path), replay_buffer_size=12) as session:
-        assert len(session.buffer) + len(session.carry.pending.candidates) == len(longest), "a larger limit"
+        assert len(session.buffer) + len(session.step.carry.pending.candidates) == len(longest), "a larger limit"
     trainer = build(tmp_path, trainer_class=Watching, max_completion_length=60, max_steps=8, save_strategy="no")
     train(tmp_path, last(tmp_path), trainer, replay_buffer_size=12, **EVERY_GROUP)
     assert max(widths) <= 60
@@ -404,7 +404,7 @@ def test_resuming_from_the_end_settles_what_was_pending_and_ends(tmp_path):
     _, whole = train(tmp_path, max_steps=6, replay_buffer_size=50)
     trainer, session = train(tmp_path, max_steps=6, resume=str(tmp_path / "checkpoint-6"), replay_buffer_size=50)
     assert session.update == trainer.state.global_step
-    assert session.carry.pending is None
+    assert session.step.carry.pending is None
     assert set(session.buffer.table.serial.tolist()) >= set(whole.buffer.table.serial.tolist())
 
 

@@ -60,8 +60,8 @@ def test_the_plugin_with_advantages_of_its_own_shapes_them_without_a_buffer(tmp_
     try:
         exec(example, namespace)
         session = namespace["session"]
-        step = session.step
-        session.step = lambda *batch: trained.append(step(*batch)) or trained[-1]
+        step = session.step.take
+        session.step.take = lambda *batch: trained.append(step(*batch)) or trained[-1]
         trainer.train()
     finally:
         trl_replay.detach(trainer)

@@ -71,9 +71,11 @@ class Loss:
         reference = torch.where(self.replayed.unsqueeze(1), torch.from_numpy(reference), logps.detach())
         for number, row in zip(self.micro[ROWS][:, 0].tolist(), range(len(new)), strict=True):
             if number < 0:
-                placed = self.session.supply._stored([number])[0]
-                placed.logps = torch.from_numpy(behavior[row, : len(placed.logps)])
-                placed.proximal = None
+                placed = self.session.step.supply.placed
+                place = -1 - number - placed.first
+                length = placed.lengths[place]
+                placed.tensors["logps"][place, :length] = torch.from_numpy(behavior[row, :length])
+                placed.proximal[place] = None
         self.trainer.given = logps
         self.trainer.model.train()
         loss = self.trainer._compute_loss(self.trainer.model, {**self.micro, "ref_per_token_logps": reference.float()})

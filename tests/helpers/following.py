@@ -27,7 +27,7 @@ class Followed:
     def __init__(self, session: Any, born: dict[int, Any] | None = None) -> None:
         self.pairs: list[tuple[Any, Any]] = []
         self.born: dict[int, Any] = dict(born or {})
-        begin, step, move = session.begin, session.step, session.communicator.move
+        begin, step, move = session.step.begin, session.step.take, session.step.communicator.move
         size = session.components.num_generations
         asked: list[Any] = []
 
@@ -46,11 +46,11 @@ class Followed:
             if environments:
                 asked[:] = of_all_ranks([environment.secret for environment in environments])
             out = step(batch, score)
-            for candidate in session.carry.pending.candidates:
+            for candidate in session.step.carry.pending.candidates:
                 self.born[candidate.serial] = asked[candidate.slot * size]
             return out
 
-        session.begin, session.step, session.communicator.move = beginning, stepping, moving
+        session.step.begin, session.step.take, session.step.communicator.move = beginning, stepping, moving
 
 
 def crossed(followed: Followed) -> list[tuple[Any, Any]]:

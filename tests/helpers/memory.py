@@ -30,7 +30,7 @@ def detaching(folder: Path) -> dict[str, Any]:
         with trl_replay.attached(trainer) as session:
             trainer.train()
             groups.append(len(session.buffer))
-            dead += [weakref.ref(part) for part in (session, session.buffer, session.tap)]
+            dead += [weakref.ref(part) for part in (session, session.buffer, session.step.tap)]
         del session
         gc.collect()
         sizes.append(anonymous())

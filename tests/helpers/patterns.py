@@ -157,7 +157,7 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
     trainer.args.steps_per_generation = 1
     trainer.num_generations = pattern.size
     session = attach(trainer, **pattern.settings)
-    session.handshake.verified = True  # as it is after the first loss
+    session.step.handshake.verified = True  # as it is after the first loss
     steps = []
     fetch, drawn = session.scope.fetch, []
 
@@ -167,11 +167,11 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
 
     session.scope.fetch = fetching
     for update in range(pattern.updates):
-        session.judge.rewards = [pattern.scored(update)]
-        session.begin(pattern.inputs(update, rank))
-        out = session.step(pattern.batch(update, rank))
-        session.judge.rewards = None
-        session.handshake.awaited = False  # as after its loss
+        session.step.judge.rewards = [pattern.scored(update)]
+        session.step.begin(pattern.inputs(update, rank))
+        out = session.step.take(pattern.batch(update, rank))
+        session.step.judge.rewards = None
+        session.step.handshake.awaited = False  # as after its loss
         session.updated()
         steps.append(
             {

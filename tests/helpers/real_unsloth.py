@@ -85,7 +85,7 @@ def follow_scored(folder: Any, **settings: Any) -> None:
     settings = {"num_iterations": 2, "beta": 0.1, "learning_rate": 2e-2, **settings}
     trainer = trainer_of(folder, Rewards(*SCRIPT), model=loadable_model(folder), **settings)
     session = trl_replay.attach(trainer, replay_start=0)
-    step, far = session.step, []
+    step, far = session.step.take, []
 
     def followed(batch: Any, score: Any = None) -> Any:
         rows = [original(batch, row, trainer._tokenizer.pad_token_id) for row in range(len(batch["advantages"]))]
@@ -101,6 +101,6 @@ def follow_scored(folder: Any, **settings: Any) -> None:
             far.append(float((by_policy - by_reference).abs().max()))
         return step(batch, score)
 
-    session.step = followed  # type: ignore[method-assign]
+    session.step.take = followed  # type: ignore[method-assign]
     trainer.train()
     assert max(far) > 1e-2, "the policy hardly changed: the test says little"

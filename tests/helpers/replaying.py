@@ -183,14 +183,14 @@ class Watch:
         self.counts_kl: Callable[[bool, bool], bool] | None = None  # of a row: is it replayed, is its group all wrong
         self.follows = isinstance(session.trainer, Checked)
         self._session = session
-        step, expect, move = session.step, session.tap.expect, session.communicator.move
+        step, expect, move = session.step.take, session.step.tap.expect, session.step.communicator.move
         sources: dict[int, list[int]] = {}
 
         complete: list[Batch] = []  # the batch at hand, with the groups that were generated again
-        fresh_batch = session._fresh
+        fresh_batch = session.step._fresh
 
-        def watched_fresh(generated: Any) -> Any:
-            fresh = fresh_batch(generated)
+        def watched_fresh(generated: Any, *others: Any) -> Any:
+            fresh = fresh_batch(generated, *others)
             batch = with_reference(fresh.batch, fresh.reference)
             batch = {**batch, "advantages": generated.batch["advantages"]}
             complete[:] = [batch]
@@ -208,7 +208,7 @@ class Watch:
             self.steps.append((complete[0], out))
             return out
 
-        session._fresh = watched_fresh  # type: ignore[method-assign]
+        session.step._fresh = watched_fresh  # type: ignore[method-assign]
 
         def watched_move(rows: Any, decision: Any) -> Any:
             sources.clear()
@@ -218,7 +218,7 @@ class Watch:
 
         def watched_expect(flags: torch.Tensor, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
             ids = expect(flags, candidates, placements, *others)
-            pending = session.carry.pending  # none in further iterations
+            pending = session.step.carry.pending  # none in further iterations
             for candidate in () if pending is None else pending.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)
             taken = {}
@@ -231,7 +231,7 @@ class Watch:
             self.taken.append(taken)
             return ids
 
-        iterate = session.iterate
+        iterate = session.step.iterate
 
         def watched_iterate(template: Any) -> Batch | None:
             """A further iteration counts as a step of its own, of the same fresh batch."""
@@ -249,8 +249,8 @@ class Watch:
             self.iterations += 1
             return out
 
-        session.iterate = watched_iterate  # type: ignore[method-assign]
-        loss = session.tap.loss
+        session.step.iterate = watched_iterate  # type: ignore[method-assign]
+        loss = session.step.tap.loss
 
         def watched_loss(stock: Any, inputs: Any, **how: Any) -> torch.Tensor:
             """The loss that is trained on: rows left out of the denominator scale what the trainer computed."""
@@ -262,10 +262,10 @@ class Watch:
                     session.trainer.compare_gradients(scaled)
             return scaled
 
-        session.tap.loss = watched_loss  # type: ignore[method-assign]
-        session.step = watched_step  # type: ignore[method-assign]
-        session.tap.expect = watched_expect  # type: ignore[method-assign]
-        session.communicator.move = watched_move  # type: ignore[method-assign]
+        session.step.tap.loss = watched_loss  # type: ignore[method-assign]
+        session.step.take = watched_step  # type: ignore[method-assign]
+        session.step.tap.expect = watched_expect  # type: ignore[method-assign]
+        session.step.communicator.move = watched_move  # type: ignore[method-assign]
 
     @property
     def slots(self) -> list[list[tuple[int, int]]]:

@@ -202,9 +202,9 @@ def group_hash(group: Group) -> str:
 
 def state(session: Any) -> dict[str, Any]:
     """All that a checkpoint must bring back, as values that compare."""
-    buffer, carry = session.buffer, session.carry
+    buffer, carry = session.buffer, session.step.carry
     noted = carry.pending
-    rounds = session.rounds
+    rounds = session.step.rounds
     return {
         "rounds": None if rounds is None else rounds.state_dict(),
         "prompts": None if rounds is None else [column.tolist() for column in rounds.table.state_dict().values()],
@@ -213,7 +213,7 @@ def state(session: Any) -> dict[str, Any]:
         "payload": {serial: group_hash(buffer.load(serial)) for serial in buffer.held()},
         "generators": buffer.generators.state_dict(),
         "update": session.update,
-        "verified": session.handshake.verified,
+        "verified": session.step.handshake.verified,
         "serial": buffer.serial,
         "collected_at": carry.collected_at,
         "unfinished": carry.unfinished,
@@ -227,7 +227,7 @@ def state(session: Any) -> dict[str, Any]:
 
 
 def _candidate(candidate: Any) -> list[Any]:
-    records = [None if record is None else record.tolist() for record in candidate.records]
+    records = [None if record is None else record.row().tolist() for record in candidate.records]
     group = None if candidate.group is None else group_hash(candidate.group)
     return [candidate.serial, candidate.slot, candidate.rows, candidate.update, records, group]
 

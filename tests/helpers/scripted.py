@@ -116,11 +116,11 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
     steps = record(session)
     hashes, owners, marked = [], [], []
     leave_owners = replay.get("replay_scope") != "gathered"
-    step, fetch, drawn, loaded = session.step, session.scope.fetch, [], []
+    step, fetch, drawn, loaded = session.step.take, session.scope.fetch, [], []
 
     def watched(*batch: Any) -> Any:
         out = step(*batch)
-        marked.append(session.replaced)
+        marked.append(session.step.replaced)
         hashes.append(table_hash(session.buffer.table, leave_owners))
         owners.append(np.bincount(session.buffer.table.owner, minlength=trainer.accelerator.num_processes).tolist())
         return out
@@ -135,7 +135,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
 
         return fetch(requests, loading)
 
-    session.step, session.scope.fetch = watched, fetching
+    session.step.take, session.scope.fetch = watched, fetching
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.train(resume_from_checkpoint=resume)

@@ -63,7 +63,7 @@ _reading: dict[int, Any] = {}
 def read_by(trainer: Any, inputs: Any) -> Read:
     """What the last loss of a trainer has read, where replay gave it another mapping than `inputs`."""
     seam = trainer.__dict__.get("_compute_loss")
-    return Read(inputs if seam is None else _reading.pop(id(seam.session.tap), inputs))
+    return Read(inputs if seam is None else _reading.pop(id(seam.session.step.tap), inputs))
 
 
 def _noted(part: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,14 +159,14 @@ class Act(TrainerCallback):
 def record(session: Session) -> list[tuple[Batch, Batch]]:
     """From now on, every `(batch in, batch out)` of the session's step."""
     steps: list[tuple[Batch, Batch]] = []
-    step = session.step
+    step = session.step.take
 
     def recording(batch: Batch, score: Any = None) -> Batch:
         out = step(batch, score)
         steps.append((batch, out))
         return out
 
-    session.step = recording  # type: ignore[method-assign]
+    session.step.take = recording  # type: ignore[method-assign]
     return steps
 
 

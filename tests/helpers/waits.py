@@ -1,32 +1,42 @@
-"""Counts how often replay waits for the device, on a machine that has none.
+"""Counts what a step does to a device, on a machine that has none: waits for it, copies to it, and torch calls on it.
 
-Tensors of the batch, of its rewards and of log-probs are marked as if they were on a device; what is computed of them
-is marked, too. Whoever asks a marked tensor for a value that Python or the CPU needs would wait for the device.
+Tensors of the batch, of its rewards and of log-probs are marked as if they were on a GPU; what is computed of them is
+marked, too. Whoever asks a marked tensor for a value that Python or the CPU needs waits for the device, and so does a
+copy to it from memory that is not pinned. What is counted is told apart by who asked: replay's code or the trainer's.
 """
 
 from __future__ import annotations
 
 import sys
-import traceback
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay.base import transfer
 
 PACKAGE = str(Path(trl_replay.__file__).parent)
+STOCK = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in ("trl", "transformers", "accelerate"))
+WAIT, UP, PINNED, CALL = "waits", "blocking copies to the device", "pinned copies to the device", "calls on the device"
+LOSS = "waits in the loss"
+BEFORE = "copies that were begun an update before"
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 ASKS = frozenset(
     {
-        "__array__", "__bool__", "__float__", "__index__", "__int__", "cpu", "equal", "item", "masked_select",
-        "nonzero", "numpy", "repeat_interleave", "tolist", "unique",
+        "__array__", "__bool__", "__float__", "__index__", "__int__", "allclose", "cpu", "equal", "item",
+        "masked_select", "nonzero", "numpy", "tolist", "unique",
     }
 )  # fmt: skip
-WAITS: Counter[str] = Counter()
-"""Waits of replay's so far, by file and function."""
+OURS: Counter[tuple[str, str]] = Counter()
+"""Of replay, by what was done and by file and function."""
+THEIRS: Counter[str] = Counter()
+"""Of the trainer, by what was done."""
 
 
 class Marked(torch.Tensor):
@@ -34,43 +44,115 @@ class Marked(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        asker = sys._getframe(1).f_code
-        fetches = asker.co_filename == transfer.__file__
-        if fetches and func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+        return _called(func, args, kwargs or {})
+
+
+class Watched(TorchFunctionMode):
+    """While it is entered, calls without a marked tensor are seen as well: those that bring one to the device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _called(func, args, kwargs or {})
+
+
+def _called(func: Any, args: Any, kwargs: Any) -> Any:
+    name = getattr(func, "__name__", "")
+    given = list(_flat([*args, *kwargs.values()]))
+    marked = any(isinstance(value, Marked) for value in given)
+    asked = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else ""
+    if marked and asked in ("device", "is_cuda"):
+        return CUDA if asked == "device" else True
+    there = bool(args) and isinstance(args[0], Marked)
+    wanted = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, str | torch.device | Marked)]
+    devices = [value.device if isinstance(value, Marked) else value for value in wanted]
+    leaves = name == "cpu" or (name == "to" and any(str(device) == "cpu" for device in devices))
+    comes = any(str(device).startswith("cuda") for device in devices) and name in ("to", "tensor", "as_tensor")
+    moved = bool(kwargs.get("non_blocking"))
+    if comes and not there:
+        _note(PINNED if moved else UP)
+    elif marked and name in ("__getitem__", "__setitem__"):
+        _index(name, args, there)
+    elif marked and (name in ASKS or leaves) and not (leaves and moved):
+        _note(WAIT)
+    elif name == "new_tensor" and there:
+        _note(UP)
+    elif name == "repeat_interleave" and isinstance(args[1], Marked) and kwargs.get("output_size") is None:
+        _note(WAIT)
+    with torch._C.DisableTorchFunctionSubclass():
+        result = func(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in kwargs.items()})
+    on_device = (marked or comes) and not leaves and not (name == "__getitem__" and not there)
+    if on_device and not asked and not comes and _computes(result, args, name):
+        _note(CALL)
+    if leaves and isinstance(result, torch.Tensor):
+        return result.as_subclass(torch.Tensor)
+    return mark(result) if on_device else result
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _on_cpu(value: Any) -> Any:
+    is_cuda = (isinstance(value, torch.device) and value.type == "cuda") or (
+        isinstance(value, str) and value.startswith("cuda")
+    )
+    return CPU if is_cuda else value
+
+
+def _index(name: str, args: Any, there: bool) -> None:
+    """An index by a mask needs the number of its places; one that is on the other side has to come."""
+    value = args[2] if name == "__setitem__" else None
+    for part in args[1] if isinstance(args[1], tuple) else (args[1],):
+        if isinstance(part, torch.Tensor) and part.dtype == torch.bool:
+            if name == "__getitem__" or isinstance(value, torch.Tensor):
+                _note(WAIT)
+        elif isinstance(part, list | torch.Tensor) and isinstance(part, Marked) != there:
+            _note(UP if there else WAIT)
+    if there and isinstance(value, torch.Tensor) and not isinstance(value, Marked) and value.numel() > 1:
+        _note(UP)
+
+
+def _computes(result: Any, args: Any, name: str) -> bool:
+    """Whether a call launches something: its result is a tensor with memory of its own, or it wrote into one."""
+    first = next((value for value in args if isinstance(value, torch.Tensor)), None)
+    parts = [part for part in (result if isinstance(result, tuple | list) else [result]) if torch.is_tensor(part)]
+    with torch._C.DisableTorchFunctionSubclass():
+        own = {part.untyped_storage().data_ptr() for part in parts}
+        return bool(parts) and (
+            first is None or first.untyped_storage().data_ptr() not in own or (name[-1:] == "_" and name[:1] != "_")
+        )
+
+
+def _note(what: str) -> None:
+    """Count it for who asked: the innermost frame that is not torch's, nor this file's."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and file != __file__:
+            break
+        frame = frame.f_back
+    kinds = (what, LOSS) if what == WAIT and _in_loss(frame) else (what,)
+    for kind in kinds:
+        if frame is None or not file.startswith(PACKAGE):
+            THEIRS[kind] += 1
+        else:
+            OURS[kind, f"{Path(file).relative_to(PACKAGE)}: {frame.f_code.co_name}"] += 1
+
+
+def _in_loss(frame: Any) -> bool:
+    while frame is not None:
+        if frame.f_code is OnDevice.compute_loss.__code__:
             return True
-        if _waits(name, args, kwargs or {}) and not fetches:
-            _note()
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **(kwargs or {}))
-        came_to_the_cpu = name in ("cpu", "numpy") or (name == "to" and _goes_to_the_cpu(args, kwargs or {}))
-        if came_to_the_cpu:
-            return result.as_subclass(torch.Tensor) if isinstance(result, torch.Tensor) else result
-        return mark(result)
+        frame = frame.f_back
+    return False
 
 
-def _waits(name: str, args: Any, kwargs: Any) -> bool:
-    if name in ("__getitem__", "__setitem__"):
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        by_mask = any(isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in index)
-        filled = name == "__setitem__" and not isinstance(args[2], torch.Tensor)  # needs no count of places
-        return by_mask and not filled
-    return name in ASKS or (name == "to" and _goes_to_the_cpu(args, kwargs))
-
-
-def _goes_to_the_cpu(args: Any, kwargs: Any) -> bool:
-    targets = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, str | torch.device)]
-    return any(torch.device(target).type == "cpu" for target in targets if target != "")
-
-
-def _note() -> None:
-    """Counts a wait if replay asked, and not the trainer or a helper of torch's."""
-    for frame in reversed(traceback.extract_stack()[:-2]):
-        if "/torch/" in frame.filename:
-            continue
-        if frame.filename.startswith(PACKAGE):
-            WAITS[f"{Path(frame.filename).relative_to(PACKAGE)}: {frame.name}"] += 1
-        return
+def ours(what: str) -> int:
+    """How much of something replay's code has done."""
+    return sum(count for (kind, _), count in OURS.items() if kind == what)
 
 
 def mark(value: Any) -> Any:
@@ -85,8 +167,38 @@ def mark(value: Any) -> Any:
     return value
 
 
+class Device:
+    """In the place of what `transfer` asks CUDA for. Its device does what it is asked to within an update.
+
+    Attributes:
+        update (`int`): The update at hand.
+    """
+
+    def __init__(self) -> None:
+        self.update = 0
+
+    def mark(self, device: Any) -> Any:
+        """An event at the end of what it was asked to do so far."""
+        begun = self.update
+        return SimpleNamespace(synchronize=lambda: _note(WAIT if begun == self.update else BEFORE))
+
+    @staticmethod
+    def pinned(count: int) -> torch.Tensor:
+        """Bytes of memory that is said to be pinned."""
+        return torch.empty(count, dtype=torch.uint8)
+
+    def install(self, patch: Any) -> None:
+        """Put it there; `patch(owner, name, value)` does so."""
+        patch(transfer, "mark", self.mark)
+        patch(transfer, "pinned", self.pinned)
+
+
 class OnDevice(GRPOTrainer):
     """The stock trainer; what it makes of a batch is marked."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        with Watched():
+            return super().train(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         return mark(super()._generate_and_score_completions(inputs))
@@ -96,3 +208,39 @@ class OnDevice(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         return mark(super()._get_per_token_logps_and_entropies(*args, **kwargs))
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        return loss.as_subclass(torch.Tensor)
+
+
+class Calls:
+    """Counts calls in Python and C while it is entered, those of replay's code and of what that calls apart from those
+    of the trainer, which it may call as well.
+
+    Attributes:
+        ours, theirs (`int`): How many.
+    """
+
+    def __init__(self) -> None:
+        self.ours = self.theirs = 0
+        self._stack: list[bool] = []
+
+    def __enter__(self) -> Calls:
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        sys.setprofile(None)
+
+    def _profile(self, frame: Any, event: str, arg: Any) -> None:
+        inside = bool(self._stack) and self._stack[-1]
+        if event == "call":
+            file = frame.f_code.co_filename
+            inside = file.startswith(PACKAGE) or (inside and not file.startswith(STOCK))
+            self._stack.append(inside)
+        elif event == "return" and self._stack:
+            self._stack.pop()
+        if event in ("call", "c_call"):
+            self.ours += inside
+            self.theirs += not inside

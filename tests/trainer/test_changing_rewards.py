@@ -286,14 +286,14 @@ def second_run(folder: Path, rewards: Any, file: Path | None, **settings: Any) -
     given = {"replay_warm_start": str(file)} if file else {}
     session = trl_replay.attach(trainer, replay_preset="second_run", **given)
     drawn: list[bool] = []
-    iterate = session.iterate
+    iterate = session.step.iterate
 
     def iterated(template: Any) -> Any:
         batch = iterate(template)
         drawn.append(batch is not None)
         return batch
 
-    session.iterate = iterated  # type: ignore[method-assign]
+    session.step.iterate = iterated  # type: ignore[method-assign]
     return trainer, session, drawn
 
 

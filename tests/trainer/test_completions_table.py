@@ -153,7 +153,7 @@ def test_a_scoring_that_fails_leaves_a_table_that_can_be_logged(tmp_path: Path, 
     if where == "before stock logs":
         trainer._generate = interrupt
     else:
-        session.step = interrupt
+        session.step.take = interrupt
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     trainer.log({})

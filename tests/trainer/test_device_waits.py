@@ -1,98 +1,117 @@
-"""A step waits for the device a few times, and no more often with more groups."""
+"""A step hardly waits for the device, never in the loss, and no more often with more groups."""
 
 from __future__ import annotations
 
+import traceback
+import warnings
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import waits
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Rewards, weights_hash
 from transformers import TrainerCallback
 
 import trl_replay
-from trl_replay.base import transfer
 from trl_replay.batch import candidates
+from trl_replay.errors import ResultError
 from trl_replay.testing import make_trainer
 
 
 class Each(TrainerCallback):
-    """The counts of each update, and the copies waited for that had been begun an update before."""
+    """What replay did to the device in each update."""
 
-    def __init__(self) -> None:
-        self.updates: list[Counter[str]] = []
-        self.begun_before = 0
-        self._number = 0
+    def __init__(self, device: waits.Device) -> None:
+        self.updates: list[Counter[tuple[str, str]]] = []
+        self._device = device
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        waits.WAITS.clear()
-        self._number += 1
-        self.begun_before = 0
+        waits.OURS.clear()
+        self._device.update += 1
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.updates.append(Counter(waits.WAITS))
+        self.updates.append(Counter(waits.OURS))
 
-    def mark(self, device: Any) -> Any:
-        """An event of a device that does what it is asked to within the update."""
-        begun = self._number
+    def last(self, what: str) -> dict[str, int]:
+        """In the last update, by file and function."""
+        return {place: count for (kind, place), count in self.updates[-1].items() if kind == what}
 
-        def synchronize() -> None:
-            if begun == self._number:
-                waits._note()
-            else:
-                self.begun_before += 1
 
-        return SimpleNamespace(synchronize=synchronize)
+def trained(folder: Path, pattern: list[Any], *callbacks: Any, **settings: Any) -> Any:
+    """The session of six updates, in which something is stored and logged; by default something is replayed, too."""
+    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
+    rows = 4 * len(pattern)
+    settings = {"trainer_class": waits.OnDevice, "max_steps": 6, "gradient_checkpointing": False, **settings}
+    trainer = make_trainer(folder, Rewards(pattern), num_generations=4, per_device_train_batch_size=rows, **settings)
+    session = trl_replay.attach(trainer, replay_start=0, **replay)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    trainer.train()
+    assert session.metrics["replay/stored"] > 0
+    return session
 
 
 def counted(folder: Path, monkeypatch: Any, pattern: list[Any], **settings: Any) -> Each:
-    """The waits of the last of six updates, in which something is stored, replayed and logged."""
-    each = Each()
-    monkeypatch.setattr(transfer, "mark", each.mark)
-    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
-    rows = 4 * len(pattern)
-    trainer = make_trainer(
-        folder, Rewards(pattern), trainer_class=waits.OnDevice, max_steps=6, num_generations=4,
-        per_device_train_batch_size=rows, gradient_checkpointing=False, **settings,
-    )  # fmt: skip
-    session = trl_replay.attach(trainer, replay_start=0, **replay)
-    trainer.add_callback(each)
-    trainer.train()
-    assert session.metrics["replay/replaced_fraction"] > 0
-    assert session.metrics["replay/stored"] > 0
+    """What each update did."""
+    device = waits.Device()
+    device.install(monkeypatch.setattr)
+    each = Each(device)
+    session = trained(folder, pattern, each, **settings)
+    assert (session.metrics["replay/replaced_fraction"] > 0) == (DEAD in pattern)
     return each
 
 
-EVERY_STEP = {
-    # the batch's columns; its candidates' sums; rewards; lengths of the rows that are cut out; and, where the trainer
-    # logs, the means over fresh rows
-    "base/transfer.py: wait": 4,
-    "batch/compose.py: padding": 1,
-    "hooks.py: correct": 1,
-    "loss/off_policy_stats.py: metrics": 1,
-}
-"""What replay waits for, whatever the number of groups. `correct` once in each loss with replayed rows."""
-
-
 @pytest.mark.parametrize("groups", [3, 12])
-def test_a_step_waits_for_the_device_a_few_times_however_many_groups_there_are(
+def test_a_step_that_replays_waits_three_times_and_never_in_the_loss(
     tmp_path: Path, monkeypatch: Any, groups: int
 ) -> None:
+    """For what was scored, for what the correction gave, and to log; further copies were begun an update before."""
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD] * (groups // 3))
-    assert each.updates[-1] == EVERY_STEP
-    assert each.begun_before == 2 * (groups // 3), "the live groups' payload, while the model trained"
+    assert each.last(waits.WAIT) == {"base/transfer.py: wait": 3}
+    assert each.last(waits.LOSS) == {}
+    assert each.last(waits.UP) == {}, "a copy from pageable memory waits"
+    assert each.last(waits.PINNED) == {"base/transfer.py: send": 3}, "the batch, row ids, and which rows are replayed"
+    assert each.last(waits.BEFORE) == {"base/transfer.py: wait": 1}, "the log-probs that the last loss recorded"
+    assert sum(each.last(waits.CALL).values()) <= 100
+
+
+def test_a_step_that_replays_nothing_waits_twice_and_computes_next_to_nothing_on_the_device(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    each = counted(tmp_path, monkeypatch, [LIVE, HALF, LIVE])
+    assert each.last(waits.WAIT) == {"base/transfer.py: wait": 2}
+    assert each.last(waits.LOSS) == each.last(waits.UP) == {}
+    assert each.last(waits.PINNED) == {"base/transfer.py: send": 1}
+    assert sum(each.last(waits.CALL).values()) <= 12
+
+
+def test_the_counter_sees_copies_to_the_device_and_what_waits(monkeypatch: Any) -> None:
+    there = waits.mark(torch.ones(4))
+    monkeypatch.setattr(waits, "PACKAGE", str(Path(__file__).parent))
+    waits.OURS.clear()
+    with waits.Watched():
+        torch.ones(4).to(there.device)
+        torch.tensor([1.0], device=there.device)
+        there[[0, 1]] = torch.zeros(2)
+        assert (waits.ours(waits.UP), waits.ours(waits.WAIT)) == (4, 0)
+        torch.ones(4).to(there.device, non_blocking=True)
+        assert (waits.ours(waits.UP), waits.ours(waits.PINNED)) == (4, 1)
+        assert bool(there[3])
+        assert there[there > 0].sum().item() == 2.0
+    assert waits.ours(waits.WAIT) == 3
 
 
 def test_log_probs_that_are_recorded_by_a_forward_leave_with_the_batch(tmp_path: Path, monkeypatch: Any) -> None:
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD], replay_record="forward")
-    assert each.begun_before == 2
+    assert each.last(waits.BEFORE) == {"base/transfer.py: wait": 1}
+    assert each.last(waits.LOSS) == each.last(waits.UP) == {}
 
 
 def test_a_copy_that_can_not_be_begun_in_the_loss_is_made_by_the_step(tmp_path: Path, monkeypatch: Any) -> None:
     """There all processes hear of an error, if it fails again."""
-    begin, failed = transfer.begin, []
+    begin, failed = candidates.begin, []
 
     def without_memory_once(tensors: Any) -> Any:
         if not failed:
@@ -103,3 +122,58 @@ def test_a_copy_that_can_not_be_begun_in_the_loss_is_made_by_the_step(tmp_path: 
     monkeypatch.setattr(candidates, "begin", without_memory_once)
     counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD])
     assert failed
+
+
+class NoNumbers:
+    """A correction that gives no numbers from an update on, and what the weights were before and after."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+        self.hashes: list[str] = []
+
+    def __call__(self, rows: Any, context: Any) -> trl_replay.Corrected:
+        old = rows.behavior_logps * (float("nan") if context.update >= self.update else 1.0)
+        return trl_replay.Corrected(old)
+
+
+def test_a_correction_that_gives_no_numbers_is_refused_before_the_optimizer_steps(tmp_path: Path) -> None:
+    """Nobody looks at it in the loss, which would wait for the device."""
+    correction = NoNumbers(3)
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)
+    trl_replay.attach(trainer, replay_start=0, replay_correction=correction)
+
+    class Weights(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            correction.hashes.append(weights_hash(trainer))
+
+    trainer.add_callback(Weights())
+    with pytest.raises(ResultError, match="old_logps that are not finite at update 3"):
+        trainer.train()
+    assert len(correction.hashes) == 4
+    assert correction.hashes[-1] == weights_hash(trainer)
+    assert correction.hashes[-1] != correction.hashes[-2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, which alone tells what waits for it")
+@pytest.mark.parametrize("pattern", [[LIVE, HALF, DEAD], [LIVE, HALF, LIVE]])
+def test_on_a_gpu_torch_warns_of_no_wait_of_ours_in_the_loss(tmp_path: Path, pattern: list[Any]) -> None:
+    stacks: list[list[str]] = []
+
+    def show(message: Any, *args: Any, **kwargs: Any) -> None:
+        if "synchron" in str(message):
+            stacks.append([f"{frame.filename}:{frame.name}" for frame in traceback.extract_stack()])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            trained(tmp_path, pattern, trainer_class=None, use_cpu=False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    innermost = [
+        [frame for frame in stack if "/torch/" not in frame and __file__ not in frame][-1] for stack in stacks
+    ]
+    in_loss = [last for stack, last in zip(stacks, innermost, strict=True) if any(":compute_loss" in f for f in stack)]
+    assert stacks, "TRL's own loss waits"
+    assert not [last for last in in_loss if last.startswith(waits.PACKAGE)]

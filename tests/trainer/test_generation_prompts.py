@@ -38,7 +38,7 @@ def test_a_plugin_says_what_is_generated_for_in_every_round(tmp_path: Any) -> No
     coins, session, _ = train(tmp_path, numbered, Coins(0.0), replay_refill="new(rounds=1)", max_steps=2)
     assert seen == [(0, 3), (1, 3)] * 2
     assert coins.prompts == [["0*0=", "0*1=", "0*2="], ["1*0=", "1*1=", "1*2="]] * 2
-    assert session.rounds.table.tries.tolist() == [2 * SIZE] * 6
+    assert session.step.rounds.table.tries.tolist() == [2 * SIZE] * 6
 
 
 def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path: Any) -> None:
@@ -69,7 +69,7 @@ def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path: Any) -> N
         "tries": [8, 8, 8], "passes": [3, 1, 8], "dead_streak": [0, 0, 2], "update": [1, 1, 1],
         "pass_rate": [0.5, 0.25, 1.0],
     }  # fmt: skip
-    assert session.rounds.table.dead_streak.tolist() == [1, 1, 3]
+    assert session.step.rounds.table.dead_streak.tolist() == [1, 1, 3]
 
 
 def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: Any) -> None:

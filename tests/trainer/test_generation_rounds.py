@@ -190,8 +190,8 @@ def test_a_stream_gives_no_new_prompts_but_the_same_ones_and_its_run_resumes(tmp
         with asked if steps > 2 else nullcontext():
             trainer.train(resume_from_checkpoint=steps > 2)
     assert session.totals.counters["refilled"] > 0
-    assert session.rounds is not None
-    assert session.rounds.batches == 4
+    assert session.step.rounds is not None
+    assert session.step.rounds.batches == 4
 
 
 # what the trainer logs

@@ -148,7 +148,7 @@ def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path: Any
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", copy.copy(stock))
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Giving, max_steps=2)
     session = trl_replay.attach(trainer, replay_max_fraction=0.0)
-    part = session.tap.classes._around
+    part = session.step.tap.classes._around
 
     def noting(make: Any, model: Any, inputs: Any, is_stock: bool) -> Any:
         assert is_stock
@@ -160,8 +160,8 @@ def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path: Any
 
         return part(noted, model, inputs, is_stock)
 
-    session.tap.classes._around = noting
-    session.tap.classes._made.clear()
+    session.step.tap.classes._around = noting
+    session.step.tap.classes._made.clear()
     trainer.train()
     assert len(read) == len(given) == 2
     assert all(one is other for one, other in zip(read, given, strict=True))

@@ -153,7 +153,7 @@ def test_a_candidate_of_a_window_with_a_sync_is_refused_and_counted(tmp_path: An
 def test_a_reference_sync_matters_only_where_reference_log_probs_are_used(tmp_path: Any) -> None:
     session = train(tmp_path, *SCRIPT, sync_ref_model=False, beta=0.0).session
     held = len(session.buffer)
-    session.forget_reference()
+    session.step.forget_reference()
     assert len(session.buffer) == held > 0
 
 

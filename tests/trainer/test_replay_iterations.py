@@ -102,7 +102,7 @@ def test_82_a_pause_leaves_the_counts_of_rollouts_and_updates_right(tmp_path: Pa
     assert run.logged("replay/rollouts")[-1] == 10 * 12
     assert run.logged("replay/replay_ratio")[-1] == 2.0
     trl_replay.detach(run.trainer)
-    assert run.session.template is None, "no batch is kept"
+    assert run.session.step.template is None, "no batch is kept"
 
 
 def test_a_composed_batch_that_is_trained_on_again_in_a_pause_has_its_correction(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_a_composed_batch_that_is_trained_on_again_in_a_pause_has_its_correction
 def batches_drawn(session: Any) -> list[Any]:
     """From now on, the batch of each further iteration."""
     drawn: list[Any] = []
-    iterate = session.iterate
-    session.iterate = lambda template: drawn.append(iterate(template)) or drawn[-1]
+    iterate = session.step.iterate
+    session.step.iterate = lambda template: drawn.append(iterate(template)) or drawn[-1]
     return drawn
 
 

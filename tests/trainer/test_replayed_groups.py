@@ -125,7 +125,7 @@ def test_11_and_12_an_entry_is_a_copy_of_few_bytes_that_neither_changes_nor_grow
     prompts = ["1=", "2=", "3=", *["123+456=", "12=", "1="] * 8]
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], ALL_DEAD), prompts, max_steps=9)
     session = trl_replay.attach(trainer, replay_start=0)
-    step, outs, sizes = session.step, [], []
+    step, outs, sizes = session.step.take, [], []
 
     def overwriting(batch: Any, *others: Any) -> Any:
         out = step(batch, *others)
@@ -135,7 +135,7 @@ def test_11_and_12_an_entry_is_a_copy_of_few_bytes_that_neither_changes_nor_grow
             value.zero_()
         return outs[-1]
 
-    session.step = overwriting
+    session.step.take = overwriting
     trainer.train()
     expected = real_tokens(outs[0], 0)
     for out in outs[1:]:

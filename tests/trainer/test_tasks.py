@@ -79,7 +79,7 @@ def test_a_group_that_is_generated_again_has_its_own_prompts_task(tmp_path):
     told = []
     trainer = build(tmp_path, rows, Noted(0.15), max_steps=5)
     session = trl_replay.attach(trainer, replay_refill="new(rounds=3)", replay_start=0)
-    rounds = session.rounds
+    rounds = session.step.rounds
     note = rounds.table.note
 
     def noting(keys, tasks, *others):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from fetched import metrics_of
 
 from trl_replay.compat import LossForm
 from trl_replay.data.types import Corrected, ReplayedRows
@@ -45,8 +46,8 @@ def test_a_kl_term_beyond_the_bound_is_dropped_and_one_within_it_stays():
     assert reference(bounds, -4.5, -4.5, -1.0) == -4.5, "e^3.5 is 33"
     assert reference(bounds, -1.0, -1.0, -90.0) == -21.0, "the other side is clamped"
     assert reference(bounds, -1.0, -1.0, float("nan")) == -1.0
-    assert bounds.means.metrics() == {"replay/kl_dropped_fraction": 0.5}
-    assert bounds.means.metrics() == {}, "counted since the last call"
+    assert metrics_of(bounds.means) == {"replay/kl_dropped_fraction": 0.5}
+    assert metrics_of(bounds.means) == {}, "counted since the last call"
 
 
 @pytest.mark.parametrize("sequence_level", [False, True])

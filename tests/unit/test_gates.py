@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fetched import metrics_of
 
 from trl_replay import Corrected, ReplayedRows
 from trl_replay.loss.gates import Gates
@@ -33,15 +34,15 @@ def test_tokens_that_are_not_trained_on_are_neither_capped_nor_counted():
     gates = Gates(max_weight=1.0)
     found = gated(gates, rows([[2.0, 2.0, -1.0, -1.0]], [[1, 0, 1, 0]]))
     assert found.tolist()[0][1:] == [1.0, 1.0, 1.0]
-    assert gates.means.metrics() == {"replay/capped_fraction": 0.5}
+    assert metrics_of(gates.means) == {"replay/capped_fraction": 0.5}
 
 
 def test_the_capped_share_is_over_everything_since_the_last_log():
     gates = Gates(max_weight=1.0)
     gated(gates, rows([[2.0, 0.0]]))
     gated(gates, rows([[0.0, 0.0], [0.0, 3.0]]))
-    assert gates.means.metrics() == {"replay/capped_fraction": pytest.approx(2 / 6)}
-    assert gates.means.metrics() == {}
+    assert metrics_of(gates.means) == {"replay/capped_fraction": pytest.approx(2 / 6)}
+    assert metrics_of(gates.means) == {}
 
 
 def test_at_sequence_level_the_cap_is_on_the_rows_mean_ratio():
@@ -49,8 +50,8 @@ def test_at_sequence_level_the_cap_is_on_the_rows_mean_ratio():
     logs, mask = [[1.0, 0.0, 9.0], [-1.0, 0.5, 9.0], [5.0, 5.0, 5.0]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
     found = gated(gates, rows(logs, mask))
     torch.testing.assert_close(found, torch.tensor([torch.tensor(-0.5).exp(), 1.0, 1.0]))
-    assert gates.means.metrics() == {"replay/capped_fraction": 0.5}, "of the rows that train anything"
+    assert metrics_of(gates.means) == {"replay/capped_fraction": 0.5}, "of the rows that train anything"
     found = gated(gates, rows(logs, mask), [[2.0, 0.5, 1.0]] * 3)
     capped = torch.tensor(-0.5).exp().item()
     assert found[0].tolist() == pytest.approx([capped, 0.5, 1.0]), "one ratio a row, weights of tokens"
-    assert gates.means.metrics() == {"replay/capped_fraction": 0.5}
+    assert metrics_of(gates.means) == {"replay/capped_fraction": 0.5}

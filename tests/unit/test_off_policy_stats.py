@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from fetched import metrics_of
 
 from trl_replay import ReplayedRows
 from trl_replay.loss.off_policy_stats import OffPolicyStats
@@ -32,19 +33,19 @@ def filled():
 def test_the_metrics_are_means_over_tokens_and_shares_of_rows():
     stats = filled()
     stats.add(rows([[1.0], [1.0]], [[1], [1]], [1.0, 1.0]), torch.tensor([0.0, 0.5]))
-    metrics = stats.metrics()
+    metrics = metrics_of(stats)
     assert metrics["replay/ratio_mean"] == pytest.approx((2.5 + 5.0 + 2.0) / 6)
     assert metrics["replay/ess"] == pytest.approx(9.5**2 / (6 * (4.25 + 17.0 + 2.0)))
     assert metrics["replay/drift_mean"] == pytest.approx(4 * math.log(2) / 6)
     assert metrics["replay/gated_fraction"] == 0.25
-    assert stats.metrics() == {}, "told once"
+    assert metrics_of(stats) == {}, "told once"
 
 
 def test_a_row_is_gated_when_all_its_tokens_are_without_weight():
     stats = OffPolicyStats()
     weights = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.5]])
     stats.add(rows(RATIOS, MASK, ADVANTAGES), weights)
-    assert stats.metrics()["replay/gated_fraction"] == 0.5
+    assert metrics_of(stats)["replay/gated_fraction"] == 0.5
 
 
 def test_138_a_row_whose_tokens_are_all_masked_is_gated_though_its_padding_has_weight():
@@ -52,15 +53,15 @@ def test_138_a_row_whose_tokens_are_all_masked_is_gated_though_its_padding_has_w
     weights = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     stats = OffPolicyStats()
     stats.add(far, weights)
-    assert stats.metrics()["replay/gated_fraction"] == 1.0
+    assert metrics_of(stats)["replay/gated_fraction"] == 1.0
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.0])])
 def test_without_a_trained_token_there_is_a_share_and_no_mean(weights):
     stats = OffPolicyStats()
     stats.add(rows([[2.0]], [[0]], [1.0]), weights)
-    assert stats.metrics() == {"replay/gated_fraction": 0.0}
-    assert OffPolicyStats().metrics() == {}
+    assert metrics_of(stats) == {"replay/gated_fraction": 0.0}
+    assert metrics_of(OffPolicyStats()) == {}
 
 
 def test_huge_log_ratios_are_bounded():
@@ -70,6 +71,6 @@ def test_huge_log_ratios_are_bounded():
         torch.ones(1),
     )  # fmt: skip
     stats.add(far, None)
-    metrics = stats.metrics()
+    metrics = metrics_of(stats)
     assert metrics["replay/drift_mean"] == 20.0
     assert metrics["replay/ratio_mean"] == pytest.approx(math.exp(20) / 2)

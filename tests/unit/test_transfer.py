@@ -1,20 +1,43 @@
-"""Copies from the device: what is kept long does not stay in pinned memory."""
+"""One copy to the device: what arrives is what was sent."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
+
 import torch
+import waits
 
-from trl_replay.base.transfer import begin
+from trl_replay.base.transfer import send
+
+SENT = {
+    "whole": torch.arange(7),
+    "bytes": torch.tensor([[1, 0, 1]], dtype=torch.int8),
+    "half": torch.tensor([[0.5], [-2.0], [float("nan")]], dtype=torch.bfloat16),
+    "none": torch.empty(0, 3),
+    "strided": torch.arange(6.0).view(2, 3).t(),
+    "one": torch.tensor(3.0, dtype=torch.float64),
+    "flags": torch.tensor([True, False, True]),
+}
 
 
-def test_what_is_stored_leaves_pinned_memory_and_what_is_pageable_stays_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pinned, pageable = torch.arange(5), torch.arange(3)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: len(tensor) == 5)
-    copies = begin({"pinned": pinned, "pageable": pageable})
-    read, kept = copies.wait(), copies.unpinned()
-    assert torch.equal(kept["pinned"], pinned)
-    assert kept["pinned"].data_ptr() != read["pinned"].data_ptr()
-    assert kept["pageable"].data_ptr() == pageable.data_ptr()
+def test_tensors_of_all_kinds_arrive_in_one_copy_that_nobody_waits_for(monkeypatch: Any) -> None:
+    waits.Device().install(monkeypatch.setattr)
+    waits.OURS.clear()
+    with waits.Watched():
+        arrived = send(SENT, waits.CUDA)
+    assert waits.ours(waits.PINNED) == 1
+    assert waits.ours(waits.UP) == waits.ours(waits.WAIT) == 0
+    assert list(arrived) == list(SENT)
+    for key, tensor in arrived.items():
+        assert isinstance(tensor, waits.Marked)
+        plain = tensor.as_subclass(torch.Tensor)
+        assert (plain.dtype, plain.shape) == (SENT[key].dtype, SENT[key].shape)
+        assert (
+            torch.equal(plain.nan_to_num(9), SENT[key].nan_to_num(9))
+            if plain.is_floating_point()
+            else torch.equal(plain, SENT[key])
+        )
+
+
+def test_on_the_cpu_nothing_is_copied() -> None:
+    assert send({0: SENT["whole"]}, torch.device("cpu"))[0] is SENT["whole"]

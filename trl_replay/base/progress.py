@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .transfer import Copies, begin
+
+if TYPE_CHECKING:
+    import torch
+
+RaiseFor: TypeAlias = Callable[[Any], None]
+Check: TypeAlias = "Callable[[torch.Tensor, RaiseFor], None]"
+
+
+def check_at_once(verdicts: torch.Tensor, raise_for: RaiseFor) -> None:
+    """Have a look at what the loss has computed: [`KeptErrors.check`]."""
+    raise_for(verdicts.tolist())
 
 
 @dataclass(slots=True)
@@ -28,11 +42,33 @@ class KeptErrors:
 
     Attributes:
         first (`Exception`, *optional*): What is kept.
+        defers (`bool`): Whether checks of what the loss computes wait until the optimizer is about to step.
     """
 
     def __init__(self, alone: bool) -> None:
         self.alone = alone
         self.first: Exception | None = None
+        self.defers = False
+        self._due: list[tuple[Copies[int], RaiseFor]] = []
+
+    def check(self, verdicts: torch.Tensor, raise_for: RaiseFor) -> None:
+        """Have a look at what the loss has computed: at once, or, where it `defers`, before the optimizer steps, so
+        that nothing waits for the device in the loss.
+
+        Args:
+            verdicts (`(n,)` or `()` bool): On the training device.
+            raise_for (`Callable`): Gets them, as a list or one bool, and raises for False.
+        """
+        if self.defers:
+            self._due.append((begin({0: verdicts}), raise_for))
+        else:
+            check_at_once(verdicts, raise_for)
+
+    def check_due(self) -> None:
+        """Look at what was deferred."""
+        due, self._due = self._due, []
+        for verdicts, raise_for in due:
+            raise_for(verdicts.wait()[0].tolist())
 
     def keep(self, error: Exception) -> None:
         """Keep an error; an earlier one stays."""

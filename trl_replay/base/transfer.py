@@ -1,4 +1,5 @@
-"""Copies from the device to the CPU that wait for the device once, however many tensors there are."""
+"""Copies from the device, which wait for it once, however many tensors there are; and one copy to it, which waits for
+nothing."""
 
 from __future__ import annotations
 
@@ -30,11 +31,6 @@ class Copies(Generic[Key]):
         self._marks = ()
         return self._tensors
 
-    def unpinned(self) -> dict[Key, torch.Tensor]:
-        """Return the same to keep for long, in pageable memory: pinned memory comes in powers of two, and a new block
-        of it takes a call of the driver, so that blocks should soon be free for the next copies."""
-        return {key: tensor.clone() if tensor.is_pinned() else tensor for key, tensor in self.wait().items()}
-
 
 def begin(tensors: Mapping[Key, torch.Tensor]) -> Copies[Key]:
     """Begin to copy tensors to the CPU; those that are there already stay as they are.
@@ -55,6 +51,32 @@ def begin(tensors: Mapping[Key, torch.Tensor]) -> Copies[Key]:
 def fetch(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
     """The tensors on the CPU: those that are there already as they are, copies of the others."""
     return begin(tensors).wait()
+
+
+def send(tensors: Mapping[Key, torch.Tensor], device: torch.device) -> dict[Key, torch.Tensor]:
+    """The tensors, which are on the CPU, on a device: on CUDA in one copy from pinned memory, for which nobody waits.
+    A copy from other memory waits for all that the device was asked to do so far."""
+    if device.type != "cuda" or not tensors:
+        return {key: tensor.to(device) for key, tensor in tensors.items()}
+    import torch
+
+    raw = {key: tensor.contiguous().view(-1).view(torch.uint8) for key, tensor in tensors.items()}
+    sizes = [-(-len(values) // 8) * 8 for values in raw.values()]
+    packed = pinned(sum(sizes))
+    for room, values in zip(torch.split(packed, sizes), raw.values(), strict=True):
+        room[: len(values)] = values
+    sent = torch.split(packed.to(device, non_blocking=True), sizes)
+    return {
+        key: room[: len(raw[key])].view(tensor.dtype).view(tensor.shape)
+        for room, (key, tensor) in zip(sent, tensors.items(), strict=True)
+    }
+
+
+def pinned(count: int) -> torch.Tensor:
+    """Return bytes of pinned memory."""
+    import torch
+
+    return torch.empty(count, dtype=torch.uint8, pin_memory=True)
 
 
 def mark(device: torch.device) -> torch.cuda.Event:

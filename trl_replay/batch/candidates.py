@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,41 @@ LONGER = "a completion is longer than max_completion_length"
 STALE = "its reference log-probs are another reference model's: it changed since, or is not that of the checkpoint"
 
 
+class Block:
+    """Log-probs of one forward, `(rows, C)`, on their way to the CPU while the model trains.
+
+    Args:
+        logps (`torch.Tensor`): On the training device; nothing changes them.
+    """
+
+    def __init__(self, logps: torch.Tensor) -> None:
+        self._logps = logps
+        self._copies: Copies[int] | None = None
+        with suppress(Exception):  # it happens again in `rows`, for all ranks to hear
+            self._begin()
+
+    def _begin(self) -> Copies[int]:
+        if self._copies is None:
+            self._copies = begin({0: self._logps})
+            del self._logps
+        return self._copies
+
+    def rows(self) -> torch.Tensor:
+        """They, on the CPU."""
+        return self._begin().wait()[0]
+
+
+class Recorded(NamedTuple):
+    """One row of a block."""
+
+    block: Block
+    place: int
+
+    def row(self) -> torch.Tensor:
+        """Its log-probs, `(C,)`, on the CPU."""
+        return self.block.rows()[self.place]
+
+
 @dataclass(slots=True)
 class Candidate:
     """This process's rows of a fresh live group.
@@ -33,10 +68,8 @@ class Candidate:
         keys (`frozenset[str]`): Batch keys that it can restore, `pixel_values` for all that concern images.
         rows (`slice`): These rows in the process's batch.
         update (`int`): Updates done at generation.
-        records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
-            ran.
-        copies ([`Copies`], *optional*): The payload on its way to the CPU: begun as soon as it is complete, while the
-            model trains.
+        records (`list[Recorded]`): Per local row, its log-probs; None until its forward ran.
+        images ([`Copies`], *optional*): Its images on their way to the CPU, while the model trains.
     """
 
     serial: int
@@ -45,61 +78,37 @@ class Candidate:
     keys: frozenset[str]
     rows: slice
     update: int
-    records: list[torch.Tensor | None] = field(default_factory=list)
-    copies: Copies[str] | None = None
+    records: list[Recorded | None] = field(default_factory=list)
+    images: Copies[str] | None = None
 
     @property
     def waits(self) -> bool:
         """Tell whether rows here still need log-probs."""
         return self.group is not None and OLD_LOGPS not in self.group.tensors
 
-    def record(self, row: int, logps: torch.Tensor) -> bool:
-        """Keep the log-probs, `(C,)`, of a row's first forward, which nothing changes; return whether all rows have
-        theirs."""
-        if self.records[row] is None:
-            self.records[row] = logps
-        if any(record is None for record in self.records):
-            return False
-        with suppress(Exception):  # it happens again in describe, for all ranks to hear
-            self.complete()
-        return True
-
     def complete(self) -> bool:
         """Fill in the recorded log-probs; False if any local row's are missing."""
-        if self.group is None or self.copies is not None:
+        if self.group is None or not self.waits:
             return True
-        if OLD_LOGPS in self.group.tensors:
-            fill_missing(self.group.tensors)
-        elif not self._take_records(self.group):
+        lengths = self.group.completion_lengths.tolist()
+        if len(self.records) < len(lengths) or None in self.records:
             return False
-        self.copies = begin(self.group.tensors)
-        return True
-
-    def arrived(self) -> Group:
-        """The rows that this process has, once complete: on the CPU, where they may not stay."""
-        assert self.group is not None
-        assert self.copies is not None
-        return replace(self.group, tensors=self.copies.wait())
-
-    def payload(self) -> Group | None:
-        """The rows that this process has, once complete: on the CPU, to be stored."""
-        if self.group is None or self.copies is None:
-            return self.group
-        return replace(self.group, tensors=self.copies.unpinned())
-
-    def _take_records(self, group: Group) -> bool:
-        lengths = group.completion_lengths.tolist()
-        rows = []
-        for record, length in zip(self.records, lengths, strict=True):
-            if record is None:
-                return False
-            rows.append(record[:length])
-        recorded = torch.cat(rows).float()
-        tensors = {**group.tensors, OLD_LOGPS: recorded}
-        fill_missing(tensors)
+        blocks = {id(record.block): record.block.rows().float().numpy() for record in self.records if record}
+        rows = [
+            blocks[id(one.block)][one.place, :length] for one, length in zip(self.records, lengths, strict=True) if one
+        ]
+        recorded = torch.from_numpy(np.concatenate(rows))
+        tensors = fill_missing({**self.group.tensors, OLD_LOGPS: recorded})
+        group = self.group
         self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
         self.records = []
         return True
+
+    def payload(self) -> Group | None:
+        """The rows that this process has, once complete: on the CPU, to be stored."""
+        if self.group is None or self.images is None:
+            return self.group
+        return replace(self.group, tensors={**self.group.tensors, **self.images.wait()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +140,8 @@ class PendingGroups:
         return replace(self, candidates=[candidate for candidate in self.candidates if candidate.serial >= serial])
 
     def describe(self, count: int) -> dict[str, NDArray[Any]]:
-        """Describe them for scopes, as 8-byte columns over this process's `count` rows.
+        """Complete the candidates whose log-probs are all recorded, and describe all for scopes, as 8-byte columns
+        over this process's `count` rows.
 
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
         which stands at the first local row of a candidate, the bytes of its local rows.
@@ -142,11 +152,11 @@ class PendingGroups:
         if any(candidate.rows.stop > count for candidate in self.candidates):  # batches are smaller now
             return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
         complete = [candidate for candidate in self.candidates if candidate.group is not None and candidate.complete()]
-        sums = {candidate.serial: trainable_sums(candidate.arrived()) for candidate in complete}
         for candidate in complete:
+            assert candidate.group is not None
             recorded[candidate.rows] = 1
-            logps[candidate.rows] = sums[candidate.serial].numpy()
-            nbytes[candidate.rows.start] = candidate.arrived().nbytes
+            logps[candidate.rows] = trainable_sums(candidate.group)
+            nbytes[candidate.rows.start] = candidate.group.nbytes
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
     def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +13,9 @@ from torch.nn import functional
 from ..base.transfer import fetch
 from ..compat import REF_LOGPS
 from ..data.fields import ADVANTAGES, IMAGE_LAYOUTS, TOKEN_ADVANTAGES, TOKEN_TYPES, FieldSpec, FieldTable
-from ..data.types import Batch, Group, Ints, Placement
+from ..data.types import Batch, Bools, Group, Ints, Placement
 from ..errors import BatchError
 from .images import check_images, compose_images, cut_images, join_images, take_images
-
-PROMPT_LENGTHS, COMPLETION_LENGTHS, SAME_PROMPT = "prompt lengths", "completion lengths", "same prompt"
-"""Names of facts about rows beside those of fields."""
 
 
 class Widths(NamedTuple):
@@ -28,24 +25,22 @@ class Widths(NamedTuple):
     completion: int
 
 
-def row_lengths(batch: Mapping[str, Any], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count the real tokens of each row: `(prompt_lengths, completion_lengths)`, both `(B,)` int64.
+def row_lengths(batch: Mapping[str, Any], pad_token_id: int) -> tuple[Ints, Ints]:
+    """Count the real tokens of each row of a batch on the CPU: `(prompt_lengths, completion_lengths)`, both `(B,)`.
 
     A completion whose mask is all zero (`mask_truncated_completions`) ends before its trailing pad tokens.
     """
-    prompt_mask = batch["prompt_mask"].ne(0)  # (B, P)
-    mask = batch["completion_mask"].ne(0)  # (B, C)
-    unpadded = batch["completion_ids"].ne(pad_token_id)
-    masked_out = ~mask.any(dim=1, keepdim=True)
-    real = torch.where(masked_out, unpadded, mask)
-    return _from_first_to_end(prompt_mask), _from_first_to_end(real.flip(1))
+    real = batch["completion_mask"].ne(0).numpy()  # (B, C)
+    masked_out = ~real.any(axis=1, keepdims=True)
+    if masked_out.any():
+        real = np.where(masked_out, batch["completion_ids"].ne(pad_token_id).numpy(), real)
+    return _from_first_to_end(batch["prompt_mask"].ne(0).numpy()), _from_first_to_end(real[:, ::-1])
 
 
-def _from_first_to_end(real: torch.Tensor) -> torch.Tensor:
-    """`(B,)` int64: how many positions there are from the first that is set to the end of each row of `real`, `(B, T)`
-    bool. Numbers of positions, 8 bytes each, would be half as large as a batch of long completions."""
-    first = real.view(torch.uint8).argmax(dim=1)  # the first of equal ones; on a CPU not of bools
-    return torch.where(real.any(dim=1), real.size(1) - first, 0)
+def _from_first_to_end(real: Bools) -> Ints:
+    """`(B,)` int64: how many positions there are from the first that is set to the end of each row of `real`, `(B,
+    T)`."""
+    return np.where(real.any(axis=1), real.shape[1] - real.argmax(axis=1), 0)
 
 
 def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -68,7 +63,7 @@ def trained_tokens(group: Group) -> torch.Tensor:
 def padding(batch: Mapping[str, Any]) -> float:
     """Return the share of pad tokens among all positions."""
     masks = (batch["prompt_mask"], batch["completion_mask"])
-    real = int(torch.stack([mask.sum() for mask in masks]).sum())
+    real = sum(int(mask.sum()) for mask in masks)
     positions = sum(int(mask.numel()) for mask in masks)
     return 1.0 - real / positions
 
@@ -120,101 +115,94 @@ def _expected_shape(spec: FieldSpec, rows: int, widths: Widths) -> tuple[int, ..
     return (rows,)
 
 
+def fetch_batch(batch: Batch, fields: FieldTable, others: Sequence[torch.Tensor] = ()) -> Batch:
+    """Return the batch with its texts on the CPU, copied in one go; images stay where they are. `others` come with
+    them, under their numbers."""
+    away: dict[Any, torch.Tensor] = dict(enumerate(others))
+    for key, value in batch.items():
+        if torch.is_tensor(value) and value.device.type != "cpu" and not fields.is_image(key):
+            away[key] = value
+    return {**batch, **fetch(away)} if away else batch
+
+
 def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]:
-    """Cut unpadded copies of some rows out of the batch, on its device, sharing no memory with it.
+    """Cut unpadded copies of some rows out of the batch, sharing no memory with it: of texts on the CPU, of images
+    where they are.
+
+    A field is cut for all parts at once. Of one with an implied value nothing is kept where all its values are that,
+    and of a prompt that all rows of a part share one copy.
 
     Args:
-        batch (`dict`): Rows of a group adjacent, as TRL returns them.
+        batch (`dict`): Rows of a group adjacent, as TRL returns them; texts on the CPU.
         fields ([`FieldTable`]): How to cut each key.
         parts (`Sequence[slice]`): The rows of each group, or of the part of a group that this process has.
     """
     if not parts:
         return []
     specs = check(batch, fields)
-    facts = fetch(_facts_of_rows(batch, specs, fields, parts))
-    prompts = facts.pop(PROMPT_LENGTHS).numpy()
-    completions = facts.pop(COMPLETION_LENGTHS).numpy()
+    places = np.concatenate([np.arange(rows.start, rows.stop) for rows in parts])
+    index = torch.from_numpy(places)
+    counts = [rows.stop - rows.start for rows in parts]
+    starts = np.cumsum(counts) - counts
+    prompts, completions = (of_rows[places] for of_rows in row_lengths(batch, fields.pad_token_id))
+    real = _real_positions(specs, _widths(batch), prompts, completions)
+    lengths = {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
+    text = {key: batch[key].detach()[index] for key, spec in specs.items() if _is_text(spec)}
+    first = torch.from_numpy(np.repeat(starts, counts))
+    alike = [(text[key] == text[key][first]).all(dim=1).numpy() for key in text if specs[key].layout == "prompt"]
+    shared = np.logical_and.reduceat(np.logical_and.reduce(alike), starts).tolist()
+    keys = set(text)
+    if ADVANTAGES in text and specs[ADVANTAGES].layout != "row":
+        keys.add(TOKEN_ADVANTAGES)
     groups = []
-    for rows in parts:
+    for rows, same, start, count in zip(parts, shared, starts.tolist(), counts, strict=True):
         images = cut_images(batch, fields, rows)
-        left_out = {name for name, of_rows in facts.items() if bool(of_rows[rows].all())}
-        group = _cut_one(batch, specs, images, rows, prompts[rows], completions[rows], left_out)
-        groups.append(group)
+        prompt = prompts[start : start + (1 if same else count)]
+        held = frozenset(keys | images.keys() if images else keys - TOKEN_TYPES)  # without images, these are zeros
+        groups.append(Group(images, held, prompt.copy(), completions[start : start + count].copy()))
+    for key, values in text.items():
+        spec = specs[key]
+        for group, piece, same in zip(
+            groups, _pieces(values, spec, real, lengths, counts, starts), shared, strict=True
+        ):
+            if piece is not None and key in group.keys:
+                kept = same and spec.layout == "prompt"
+                group.tensors[key] = piece[: int(group.prompt_lengths[0])] if kept else piece
     return groups
 
 
-def _facts_of_rows(
-    batch: Batch, specs: Mapping[str, FieldSpec], fields: FieldTable, parts: Sequence[slice]
-) -> dict[str, torch.Tensor]:
-    """Return the facts about each row that cutting needs, `(B,)`, for all parts at once.
-
-    Its prompt's and completion's lengths; by the name of a field with an implied value, whether all its values are
-    that; and under `SAME_PROMPT`, whether its prompt is that of its part's first row.
-    """
-    prompt_lengths, completion_lengths = row_lengths(batch, fields.pad_token_id)
-    facts = {PROMPT_LENGTHS: prompt_lengths, COMPLETION_LENGTHS: completion_lengths}
-    first = np.arange(len(prompt_lengths))
-    for rows in parts:
-        first[rows] = rows.start
-    firsts = torch.from_numpy(first).to(prompt_lengths.device)
-    same = torch.ones_like(prompt_lengths, dtype=torch.bool)
-    real = _real_positions(specs, _widths(batch), prompt_lengths, completion_lengths)
-    padded = {layout: positions.logical_not_() for layout, positions in real.items()}
-    for key, spec in specs.items():
-        if spec.layout == "prompt":
-            same &= (batch[key] == batch[key][firsts]).all(dim=1)
-        if spec.implied is not None and _is_text(spec):
-            fitting = batch[key] == spec.implied
-            if spec.layout != "row":
-                fitting |= padded[spec.layout]
-            facts[key] = fitting.reshape(len(fitting), -1).all(dim=1)
-    facts[SAME_PROMPT] = same
-    return facts
+def _pieces(
+    values: torch.Tensor,
+    spec: FieldSpec,
+    real: Mapping[str, torch.Tensor],
+    lengths: Mapping[str, Ints],
+    counts: Sequence[int],
+    starts: Ints,
+) -> Sequence[torch.Tensor | None]:
+    """Cut one field: each part's real values, flat; None where all are implied. `values` are those of all parts."""
+    flat, sizes = values, list(counts)
+    if spec.layout != "row":
+        flat = values[real[spec.layout]]
+        sizes = np.add.reduceat(lengths[spec.layout], starts).tolist()
+    dtype = getattr(torch, spec.dtype) if spec.dtype else flat.dtype
+    pieces = torch.split(flat.to(dtype), sizes)
+    if spec.implied is None:
+        return pieces
+    if bool((flat == spec.implied).all()):
+        return [None] * len(pieces)
+    return [None if bool((piece == spec.implied).all()) else piece for piece in pieces]
 
 
 def _real_positions(
-    specs: Mapping[str, FieldSpec], widths: Widths, prompts: torch.Tensor, completions: torch.Tensor
+    specs: Mapping[str, FieldSpec], widths: Widths, prompts: Ints, completions: Ints
 ) -> dict[str, torch.Tensor]:
     """Return the mask of a padded field's real positions, `(B, width)`, for each layout that a field has."""
-    device = prompts.device
-    left = torch.arange(widths.prompt, 0, -1, device=device) <= prompts.unsqueeze(1)
-    right = torch.arange(widths.completion, device=device) < completions.unsqueeze(1)
-    sides = {"prompt": [left], "completion": [right], "sequence": [left, right]}
-    layouts = {spec.layout for spec in specs.values()} & sides.keys()
-    return {layout: torch.cat(sides[layout], dim=1) for layout in layouts}
-
-
-def _cut_one(
-    batch: Batch,
-    specs: dict[str, FieldSpec],
-    images: dict[str, torch.Tensor],
-    rows: slice,
-    prompts: Ints,
-    completions: Ints,
-    left_out: Set[str],
-) -> Group:
-    """Cut the group in `rows`, with its `prompts` and `completions` lengths. All values of the fields in `left_out`
-    are implied; with `SAME_PROMPT` among them, prompts are stored once."""
-    keys = set(images)
-    tensors = dict(images)
-    widths = _widths(batch)
-    kept_prompts = prompts[:1] if SAME_PROMPT in left_out else prompts
-    for key, spec in specs.items():
-        if not _is_text(spec):
-            continue
-        if key in TOKEN_TYPES and not images:
-            continue  # a row without images, in a batch that has some: all zeros
-        keys.add(key)
-        if key == ADVANTAGES and spec.layout != "row":
-            keys.add(TOKEN_ADVANTAGES)
-        if key in left_out:
-            continue
-        block = batch[key][rows].detach()
-        if spec.layout == "prompt":
-            block = block[: len(kept_prompts)]
-        dtype = getattr(torch, spec.dtype) if spec.dtype else block.dtype
-        tensors[key] = _without_padding(block, spec, prompts, completions, widths, dtype)
-    return Group(tensors, frozenset(keys), kept_prompts.copy(), completions.copy())
+    left = np.arange(widths.prompt, 0, -1) <= prompts[:, None]
+    right = np.arange(widths.completion) < completions[:, None]
+    sides = {"prompt": left, "completion": right}
+    if any(spec.layout == "sequence" for spec in specs.values()):
+        sides["sequence"] = np.concatenate([left, right], axis=1)
+    return {layout: torch.from_numpy(mask) for layout, mask in sides.items()}
 
 
 def _is_text(spec: FieldSpec) -> bool:
@@ -222,34 +210,10 @@ def _is_text(spec: FieldSpec) -> bool:
     return spec.layout != "scalar" and spec.layout not in IMAGE_LAYOUTS
 
 
-def _without_padding(
-    block: torch.Tensor, spec: FieldSpec, prompts: Ints, completions: Ints, widths: Widths, dtype: torch.dtype
-) -> torch.Tensor:
-    """Copy the real values of the rows of `block`, flat; for the layout `"row"` the block itself."""
-    if spec.layout == "row":
-        return block.to(dtype, copy=True).contiguous()
-    block = block.to(dtype)  # at once: each operation is a launch on a GPU
-    pieces = []
-    for row, (prompt, completion) in enumerate(zip(prompts.tolist(), completions.tolist(), strict=True)):
-        if row < len(block):
-            pieces.append(block[row, _span(spec, prompt, completion, widths)])
-    return torch.cat(pieces)
-
-
-def _span(spec: FieldSpec, prompt: int, completion: int, widths: Widths) -> slice:
-    """Return the row's real positions: prompts are right-aligned, completions left-aligned."""
-    if spec.layout == "completion":
-        return slice(0, completion)
-    if spec.layout == "prompt":
-        return slice(widths.prompt - prompt, widths.prompt)
-    return slice(widths.prompt - prompt, widths.prompt + completion)
-
-
 def join(parts: Sequence[Group], fields: FieldTable) -> Group:
     """Join the rows of all `parts`, in order, into one group."""
     if len(parts) == 1:
         return parts[0]
-    parts = _on_one_device(parts)
     first = parts[0]
     shared = all(_same_prompt(part, first, fields) for part in parts)
     tensors: dict[str, torch.Tensor] = {}
@@ -281,7 +245,7 @@ def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
         elif spec.layout == "prompt" and shared:
             tensors[key] = tensor
         else:
-            parts = torch.split(tensor, _value_counts(group, spec).tolist())
+            parts = torch.split(tensor, _counts(group)[spec.layout].tolist())
             tensors[key] = torch.cat([parts[row] for row in rows])
     images = take_images(group, rows, fields)
     return Group(
@@ -290,14 +254,6 @@ def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
         group.prompt_lengths if shared else group.prompt_lengths[index],
         group.completion_lengths[index],
     )
-
-
-def _on_one_device(parts: Sequence[Group]) -> Sequence[Group]:
-    """Return the parts, moved to the CPU if some came from other processes."""
-    devices = {tensor.device for part in parts for tensor in part.tensors.values()}
-    if len(devices) <= 1:
-        return parts
-    return [part.map(torch.Tensor.cpu) for part in parts]
 
 
 def _joined_keys(parts: Sequence[Group], images: Mapping[str, torch.Tensor]) -> frozenset[str]:
@@ -347,20 +303,17 @@ def _flat(part: Group, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
     if tensor is None and spec.layout == "row":
         return like.new_full((len(part.completion_lengths), *like.shape[1:]), spec.implied or 0)
     if tensor is None:
-        count = int(_value_counts(part, spec).sum())
+        count = int(_counts(part)[spec.layout].sum())
         return like.new_full((count,), spec.implied or 0)
     if spec.layout == "prompt" and _has_one_prompt(part):
         return tensor.repeat(len(part.completion_lengths))
     return tensor
 
 
-def _value_counts(part: Group, spec: FieldSpec) -> Ints:
-    """Return the number of values of a padded field in each row."""
-    if spec.layout == "prompt":
-        return _prompt_lengths(part)
-    if spec.layout == "sequence":
-        return _prompt_lengths(part) + part.completion_lengths
-    return part.completion_lengths
+def _counts(part: Group) -> dict[str, Ints]:
+    """Return the number of values that a padded field has in each row, by layout."""
+    prompts, completions = _prompt_lengths(part), part.completion_lengths
+    return {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
 
 
 def _prompt_lengths(group: Group) -> Ints:
@@ -389,46 +342,49 @@ def compose(
     """
     if not placements:
         return batch
-    specs = check(batch, fields)
+    specs = {key: spec for key, spec in fields.of(batch).items() if _is_text(spec)}
+    _refuse_missing(placements, specs)
     old = _widths(batch)
-    new = _wider(old, placements, multiple_of)
     by_rows = sorted(placements, key=lambda placed: placed.start)
-    placed, prompts, completions = _placed_lengths(by_rows, batch["prompt_ids"])
+    counts = [_counts(placed.group) for placed in by_rows]
+    placed, prompts, completions = _placed_lengths(by_rows, counts, len(batch["prompt_ids"]))
+    new = Widths(
+        _rounded_up(old.prompt, int(prompts.max()), multiple_of),
+        _rounded_up(old.completion, int(completions.max()), multiple_of),
+    )
     real = _real_positions(specs, new, prompts, completions)
     composed = dict(batch)
     for key, spec in specs.items():
-        if not _is_text(spec):
-            continue
-        _refuse_missing(by_rows, spec)
         pad = fields.pad_value(spec)
         out = _widen(batch[key], spec, old, new, pad)
         if spec.layout == "row":
             _replace_rows(out, by_rows, spec)
         else:
-            values = _joined_values(by_rows, spec, out)
-            out.masked_fill_(placed, pad).masked_scatter_(real[spec.layout], values)
+            values = [_values(one, spec, of_rows[spec.layout]) for one, of_rows in zip(by_rows, counts, strict=True)]
+            out.masked_fill_(placed, pad).masked_scatter_(real[spec.layout], torch.cat(values).to(out))
         composed[key] = out
     return composed | compose_images(batch, fields, placements)
 
 
-def _refuse_missing(placements: Sequence[Placement], spec: FieldSpec) -> None:
+def _refuse_missing(placements: Sequence[Placement], specs: Mapping[str, FieldSpec]) -> None:
     for placed in placements:
-        group = placed.group
-        known = spec.name in group.keys or spec.name in TOKEN_TYPES
-        if not known or (spec.implied is None and spec.name not in group.tensors):
-            raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
+        keys, tensors = placed.group.keys | TOKEN_TYPES, placed.group.tensors
+        for key, spec in specs.items():
+            if key not in keys or (spec.implied is None and key not in tensors):
+                raise BatchError(f"A stored group lacks {key!r}, which the batch holds; it must not be sampled.")
 
 
-def _placed_lengths(placements: Sequence[Placement], like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return, where `like`, `(B, P)`, is, which rows are placed, `(B, 1)` bool, and their prompts' and completions'
-    lengths, `(B,)` int64, 0 in all other rows."""
-    numbers = np.zeros((3, len(like)), np.int64)
-    for placed in placements:
+def _placed_lengths(
+    placements: Sequence[Placement], counts: Sequence[Mapping[str, Ints]], rows: int
+) -> tuple[torch.Tensor, Ints, Ints]:
+    """Return which of `rows` rows are placed, `(B, 1)` bool, and their prompts' and completions' lengths, `(B,)`
+    int64, 0 in all other rows."""
+    numbers = np.zeros((3, rows), np.int64)
+    for placed, of_rows in zip(placements, counts, strict=True):
         numbers[0, placed.rows] = 1
-        numbers[1, placed.rows] = _prompt_lengths(placed.group)[placed.part]
-        numbers[2, placed.rows] = placed.group.completion_lengths[placed.part]
-    rows, prompts, completions = torch.from_numpy(numbers).to(like.device).unbind()
-    return rows.bool().unsqueeze(1), prompts, completions
+        numbers[1, placed.rows] = of_rows["prompt"][placed.part]
+        numbers[2, placed.rows] = of_rows["completion"][placed.part]
+    return torch.from_numpy(numbers[0]).bool().unsqueeze(1), numbers[1], numbers[2]
 
 
 def with_stored_fields(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
@@ -437,8 +393,8 @@ def with_stored_fields(batch: Batch, fields: FieldTable, placements: Sequence[Pl
     added: Batch = {}
     for placed in placements:
         for key, stored in placed.group.tensors.items():
-            spec = fields.spec(key)
-            if batch.get(key) is None and spec.layout == "completion" and spec.implied is not None:
+            spec = None if key in batch and batch[key] is not None else fields.spec(key)
+            if spec is not None and spec.layout == "completion" and spec.implied is not None:
                 added[key] = implied_values(batch, spec, stored.dtype)
     return batch | added if added else batch
 
@@ -448,21 +404,6 @@ def implied_values(batch: Batch, spec: FieldSpec, dtype: torch.dtype) -> torch.T
     shape = _expected_shape(spec, batch["prompt_ids"].size(0), _widths(batch))
     assert spec.implied is not None
     return torch.full(shape, spec.implied, dtype=dtype, device=batch["prompt_ids"].device)
-
-
-def _wider(old: Widths, placements: Sequence[Placement], multiple_of: int | None) -> Widths:
-    """Return the widths that hold the batch and all placed rows."""
-    longest_prompt = 0
-    longest_completion = 0
-    for placed in placements:
-        prompts = placed.group.prompt_lengths
-        completions = placed.group.completion_lengths[placed.part]
-        longest_prompt = max(longest_prompt, int(prompts.max()))
-        longest_completion = max(longest_completion, int(completions.max()))
-    return Widths(
-        _rounded_up(old.prompt, longest_prompt, multiple_of),
-        _rounded_up(old.completion, longest_completion, multiple_of),
-    )
 
 
 def _rounded_up(width: int, needed: int, multiple_of: int | None) -> int:
@@ -501,28 +442,19 @@ def _replace_rows(out: torch.Tensor, placements: Sequence[Placement], spec: Fiel
         out[placed.rows] = spec.implied or 0 if stored is None else _row_block(stored, spec, out)[placed.part]
 
 
-def _joined_values(placements: Sequence[Placement], spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
-    """Return one padded field's real values of all placements, flat, with the dtype and device of `like`."""
-    values = [_values(placed, spec).to(like.dtype) for placed in placements]
-    if len({value.device for value in values}) > 1:
-        values = [value.to(like.device) for value in values]
-    joined = values[0] if len(values) == 1 else torch.cat(values)
-    return joined.to(like.device)
-
-
-def _values(placed: Placement, spec: FieldSpec) -> torch.Tensor:
-    """Return one padded field's real values of the placed rows, flat."""
-    counts = _value_counts(placed.group, spec)
-    stored = placed.group.tensors.get(spec.name)
+def _values(placed: Placement, spec: FieldSpec, counts: Ints) -> torch.Tensor:
+    """Return one padded field's real values of the placed rows, flat; `counts` are those of the group's rows."""
+    stored, part = placed.group.tensors.get(spec.name), placed.part
     if stored is None:
-        return torch.full((int(counts[placed.part].sum()),), spec.implied or 0)
+        return torch.full((int(counts[part].sum()),), spec.implied or 0)
     if spec.name == ADVANTAGES and TOKEN_ADVANTAGES not in placed.group.keys:
-        of_tokens = torch.from_numpy(counts[placed.part]).to(stored.device)
-        return stored.view(len(counts))[placed.part].repeat_interleave(of_tokens)  # of a file: one a row
+        return stored.view(len(counts))[part].repeat_interleave(torch.from_numpy(counts[part]))  # of a file: one a row
     if spec.layout == "prompt" and _has_one_prompt(placed.group):
         return stored.repeat(placed.count)
-    ends = [0, *np.cumsum(counts).tolist()]
-    return stored[ends[placed.part.start] : ends[placed.part.stop]]
+    if placed.count == len(counts):
+        return stored
+    begin = int(counts[: part.start].sum())
+    return stored[begin : begin + int(counts[part].sum())]
 
 
 def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:

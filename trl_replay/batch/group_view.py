@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from .. import compat
-from ..base.transfer import fetch
 from ..compat import STD_EPSILON
 from ..data.fields import ADVANTAGES, FieldTable
 from ..data.rewards import (
@@ -48,30 +47,29 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
     """Return this process's columns that scopes share, `(B,)` each, on the CPU: 8 bytes per value.
 
     Args:
-        batch (`dict`): As TRL returns it.
+        batch (`dict`): As TRL returns it, its texts on the CPU.
         first_row (`int`): Index of the first row among the rows of all processes.
         tasks (`(B,)` int64): What each row was generated for.
         fields ([`FieldTable`]): The batch keys that are known, and the pad token.
     """
-    advantages = _of_rows(batch, fields)
+    advantages = _of_rows(batch, fields).numpy()
     rows = np.arange(first_row, first_row + len(advantages))
     _, lengths = row_lengths(batch, fields.pad_token_id)
     trainable = loss_mask(batch).ne(0).sum(dim=1)
-    items = compat.counted_items(batch, lengths, trainable)
+    items = compat.counted_items(batch, torch.from_numpy(lengths), trainable)
     told = batch.get("num_items_in_batch", items.sum())
-    found = fetch({"advantages": advantages, "lengths": lengths, "trainable": trainable, "items": items, "told": told})
-    if bool(found["advantages"].isinf().any()):
+    if np.isinf(advantages).any():
         raise BatchError(
             "In a row, some trained tokens have finite advantages and others do not: to mask the row, set NaN for "
             "all of its tokens."
         )
     return {
         "row": rows,
-        "advantages": found["advantages"].numpy(),
-        "lengths": _whole(found["lengths"]),
-        "trainable": _whole(found["trainable"]),
-        "items": _whole(found["items"]),
-        TOLD_ITEMS: np.full(len(rows), int(found["told"])),
+        "advantages": advantages,
+        "lengths": lengths,
+        "trainable": trainable.numpy(),
+        "items": items.numpy().astype(np.int64),
+        TOLD_ITEMS: np.full(len(rows), int(told)),
         "images": images_per_row(batch),
         "prompt": tasks,
     }
@@ -101,7 +99,7 @@ def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fie
     Args:
         keys (`(B,)` int64): Of the dataset rows.
         environments (`Sequence`): One a row, or none at all.
-        batch (`dict`): As TRL returns it.
+        batch (`dict`): As TRL returns it, its texts on the CPU.
         fields ([`FieldTable`]): The batch keys that are known.
 
     Raises:
@@ -123,13 +121,8 @@ def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fie
 
 def _prompts(batch: Batch, fields: FieldTable) -> list[dict[str, Any]]:
     """Return each row's prompt as the model saw it: tokens without padding, and images."""
-    found = fetch({"ids": batch["prompt_ids"], "mask": batch["prompt_mask"].ne(0)})
-    rows = zip(found["ids"], found["mask"], image_bytes(batch, fields), strict=True)
+    rows = zip(batch["prompt_ids"], batch["prompt_mask"].ne(0), image_bytes(batch, fields), strict=True)
     return [{"tokens": ids[mask].numpy(), "images": images} for ids, mask, images in rows]
-
-
-def _whole(numbers: torch.Tensor) -> Ints:
-    return numbers.numpy().astype(np.int64)
 
 
 def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
@@ -210,7 +203,7 @@ def dead_by_function(scored: torch.Tensor, names: Sequence[str], weights: Floats
     """
     if len(names) == 1:
         return {}
-    rewards = _by_group(fetch({"rewards": scored.double()})["rewards"], size)
+    rewards = _by_group(scored.double(), size)
     live = ~have_equal_rewards(rewards, weights)
     shares = {}
     for number, name in enumerate(names):
@@ -240,7 +233,8 @@ def least_size(advantages: Floats, live: Floats) -> float:
     largest = float(np.abs(advantages).max(initial=0.0))
     sizes = np.abs(live).max(axis=1, initial=0.0)
     if sizes.any():
-        largest = min(largest, OUTLIER * float(np.quantile(sizes[sizes > 0], 0.5, method="lower")))
+        ordered = np.sort(sizes[sizes > 0])
+        largest = min(largest, OUTLIER * float(ordered[(len(ordered) - 1) // 2]))
     return TINY * largest
 
 
@@ -305,10 +299,8 @@ def trls_own(
     shared = rows["row"][::size] // size
     advantages = rows["advantages"].reshape(-1, size)
     computed = compat.advantages(scored.detach(), setup, size)
-    by_group = computed.view(-1, size).double()
-    found = fetch({"rewards": scored.double(), "advantages": by_group})
-    expected = found["advantages"].numpy()[shared]
-    rewards = _by_group(found["rewards"], size)
+    expected = computed.view(-1, size).double().numpy()[shared]
+    rewards = _by_group(scored.double(), size)
     rounding = advantage_noise(rewards, setup, of_level=True)[shared] * (FLOAT32_EPS / NOISE)
     tolerance = rounding[:, None] + RELATIVE_TOLERANCE * np.abs(expected)
     own = np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))

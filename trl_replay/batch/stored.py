@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
@@ -13,8 +11,9 @@ from ..data.types import Floats, Group
 from .compose import trained_tokens
 
 
-def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
-    """Replace what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
+def fill_missing(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replace in place what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL
+    does. Return the same."""
     sampling = tensors.get(SAMPLING_LOGPS)
     if sampling is not None:
         policy = tensors[OLD_LOGPS].to(sampling)
@@ -22,6 +21,7 @@ def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
     ratio = tensors.get(IS_RATIO)
     if ratio is not None:
         tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
+    return tensors
 
 
 def with_rewards(group: Group, rewards: Floats) -> Group:
@@ -33,12 +33,13 @@ def with_rewards(group: Group, rewards: Floats) -> Group:
     """
     rows = len(group.completion_lengths)
     kept = torch.from_numpy(rewards[:rows].astype(np.float32))
-    return replace(group, tensors={**group.tensors, STORED_REWARDS: kept})
+    return Group({**group.tensors, STORED_REWARDS: kept}, group.keys, group.prompt_lengths, group.completion_lengths)
 
 
-def trainable_sums(group: Group) -> torch.Tensor:
-    """The summed behavior log-probs of each row's trainable tokens, float64, where the group is; those of masked
-    tokens do not matter."""
-    kept = torch.where(trained_tokens(group), group.tensors[OLD_LOGPS].float(), 0.0)
-    rows = torch.split(kept, group.completion_lengths.tolist())
-    return torch.stack([row.sum() for row in rows]).double()
+def trainable_sums(group: Group) -> Floats:
+    """The summed behavior log-probs of each row's trainable tokens, of a group on the CPU; those of masked tokens do
+    not matter."""
+    kept = torch.where(trained_tokens(group), group.tensors[OLD_LOGPS].double(), 0.0)
+    lengths = group.completion_lengths
+    sums = np.add.reduceat(np.append(kept.numpy(), 0.0), lengths.cumsum() - lengths)
+    return np.where(lengths > 0, sums, 0.0)

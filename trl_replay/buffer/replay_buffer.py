@@ -220,8 +220,9 @@ class ReplayBuffer:
             rules.limiter.observe(fresh, passed, known=rules.success.least is not None)
             tally.judge(fresh, passed, rules.success)
             prompts = np.append(prompts, fresh.prompt[self._solved(passed)])
-        left = self._store.forget(np.flatnonzero(np.isin(table.prompt, prompts)))
-        tally.retire(left, "its prompt was solved (replay_retire_passes)")
+        if len(prompts):
+            left = self._store.forget(np.flatnonzero(np.isin(table.prompt, prompts)))
+            tally.retire(left, "its prompt was solved (replay_retire_passes)")
         spent = np.zeros(len(table), bool)
         for limit, entries in self._spent().items():
             self.ended[limit] += int(entries.sum())
@@ -276,7 +277,7 @@ class ReplayBuffer:
             "it has no trainable token": np.asarray(~groups.trains.any(axis=1)),
             NOT_FINITE: np.asarray(~np.isfinite(_logps(groups)).all(axis=1)),
             TOO_LARGE: np.asarray((np.nan_to_num(np.abs(groups.total)) > LARGEST_ADVANTAGE).any(axis=1)),
-            SOLVED: np.isin(groups.prompt, solved),
+            SOLVED: np.isin(groups.prompt, solved) if len(solved) else np.zeros(len(groups), bool),
         }
         due = _left(len(groups), refused, tally)
         if not len(due):
@@ -465,6 +466,10 @@ class ReplayBuffer:
         """A fresh copy of payload that is on this process."""
         return self._store.load(serial)
 
+    def read(self, serial: int) -> Group:
+        """The payload itself, for those who change nothing."""
+        return self._store.read(serial)
+
     def receive(self, groups: Mapping[int, Group]) -> None:
         """Put away copies of the payload that lives on this process, by serial, in main memory."""
         self._store.receive(groups)
@@ -528,6 +533,8 @@ class ReplayBuffer:
 def _with_failed_masked(groups: Groups) -> Groups:
     """The groups with rows masked that failed, where some row of their group has a reward."""
     failed = groups.failed
+    if not failed.any():
+        return groups
     return replace(groups, masked=groups.masked | (failed & ~failed.all(axis=1, keepdims=True)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from ..base.sizes import format_bytes
-from ..base.transfer import fetch
 from ..data.fields import PIXELS
 from ..data.table import CORE, Table
 from ..data.types import Bools, Group, Ints
@@ -90,7 +88,11 @@ class Store:
 
     def load(self, serial: int) -> Group:
         """A fresh copy of payload that is on this process."""
-        return self._payload[serial].map(torch.clone)
+        return self.read(serial).map(torch.clone)
+
+    def read(self, serial: int) -> Group:
+        """The payload itself."""
+        return self._payload[serial]
 
     def _warn_of_bytes(self, costs: Ints) -> None:
         if self._has_warned:
@@ -146,8 +148,8 @@ class Store:
         Args:
             groups (`Mapping[int, Group]`): By serial; their entries stand in the table.
         """
-        for serial, group in _on_cpu(groups).items():
-            self._payload[serial] = group.map(torch.clone)
+        for serial, group in groups.items():
+            self._payload[serial] = group.map(lambda tensor: tensor.detach().to("cpu", copy=True))
             self._bytes += group.nbytes
 
     def withdraw(self, serials: Sequence[int]) -> int:
@@ -185,16 +187,3 @@ class Store:
                 self._bytes -= group.nbytes
         self.table.remove(index)
         return len(index)
-
-
-def _on_cpu(groups: Mapping[int, Group]) -> dict[int, Group]:
-    """Copy groups to the CPU, waiting for the device once."""
-    tensors = {}
-    for serial, group in groups.items():
-        for key, tensor in group.tensors.items():
-            tensors[serial, key] = tensor
-    found = fetch(tensors)
-    return {
-        serial: replace(group, tensors={key: found[serial, key] for key in group.tensors})
-        for serial, group in groups.items()
-    }

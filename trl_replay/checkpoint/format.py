@@ -28,7 +28,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from ..base.files import named_in, regular
-from ..batch.candidates import Candidate, PendingGroups
+from ..batch.candidates import Block, Candidate, PendingGroups, Recorded
 from ..data.rewards import RewardRule
 from ..data.types import OF_GROUPS, Group, Groups
 from ..errors import CheckpointError, MismatchError
@@ -317,13 +317,12 @@ def _describe(candidate: Candidate) -> dict[str, Any]:
 def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
     """Collect candidates for safetensors: their view, their payload, and log-probs recorded so far."""
     tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
-    held = {candidate.serial: candidate.group for candidate in pending.candidates if candidate.group is not None}
-    tensors |= to_tensors(held)
+    payloads = {candidate.serial: candidate.payload() for candidate in pending.candidates}
+    tensors |= to_tensors({serial: payload for serial, payload in payloads.items() if payload is not None})
     for candidate in pending.candidates:
         for row, record in enumerate(candidate.records):
             if record is not None:
-                on_cpu = record.detach().to("cpu", copy=True)
-                tensors[_record_name(candidate.serial, row)] = on_cpu.contiguous()
+                tensors[_record_name(candidate.serial, row)] = record.row().clone()
     return tensors
 
 
@@ -349,7 +348,7 @@ def _read_candidate(
     group = groups[serial] if described["complete"] else None
     records = []
     for row, known in enumerate(described["records"]):
-        records.append(tensors[_record_name(serial, row)] if known else None)
+        records.append(Recorded(Block(tensors[_record_name(serial, row)][None]), 0) if known else None)
     return Candidate(
         serial=serial,
         slot=described["slot"],

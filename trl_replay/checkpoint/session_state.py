@@ -15,7 +15,7 @@ from ..batch.candidates import LONGER, PendingGroups
 from ..buffer.replay_buffer import OTHER_RULE
 from ..data.counters import Tally
 from ..data.rewards import RewardRule
-from ..data.types import Group, Groups
+from ..data.types import Group
 from ..distributed.roll_call import RollCall
 from ..errors import CheckpointError, MismatchError
 from ..generation.dataset_rows import Dataset
@@ -261,7 +261,7 @@ class RankPart:
     def _apply_own(self, mine: RankState) -> None:
         """Every rank goes on where it was."""
         self._buffer.totals.load_state_dict(mine.session["totals"], mine.session["totals"])
-        pending = mine.pending and self._on_training_device(self._fitting(mine.pending, mine))
+        pending = mine.pending and self._fitting(mine.pending, mine)
         self._buffer.load_state_dict(
             {**self._for_these_strategies(mine.session), "columns": mine.columns, "keysets": mine.keysets}
         )
@@ -344,12 +344,12 @@ class RankPart:
         return replace(state, pending=replace(state.pending, candidates=left))
 
     def _fitting(self, pending: PendingGroups, mine: RankState) -> PendingGroups:
-        """Return the candidates that are not longer."""
+        """Return the candidates that are not longer, judged by the reward function that counts now."""
         most, tally = self._longest(mine), Tally()
         fitting, longer = pending.up_to(most)
         tally.refuse(longer, f"{LONGER}={most}")
         self._buffer.totals.add(tally, batches=0)
-        return fitting
+        return replace(fitting, groups=replace(fitting.groups, counting=self._buffer.table.counting))
 
     def added(self) -> int:
         """Count the groups that were added, by hand or from a file, before anything was trained on."""
@@ -378,29 +378,7 @@ class RankPart:
         kept = set(self._buffer.table.serial.tolist())
         for serial, group in payload:
             if serial in kept:
-                self._buffer.receive({serial: self._take(group)})
-
-    def _take(self, group: Group) -> Group:
-        """A saved group on this run's device."""
-        device = self._trainer.accelerator.device
-        return group.map(lambda tensor: tensor.to(device))
-
-    def _counting_as_today(self, groups: Groups) -> Groups:
-        """The groups with the reward function that counts now."""
-        return replace(groups, counting=self._buffer.table.counting)
-
-    def _on_training_device(self, pending: PendingGroups) -> PendingGroups:
-        """Candidates wait on the training device, where their rows were cut."""
-        device = self._trainer.accelerator.device
-        groups = self._counting_as_today(pending.groups)
-        candidates = []
-        for saved in pending.candidates:
-            records = []
-            for record in saved.records:
-                records.append(None if record is None else record.to(device))
-            group = None if saved.group is None else self._take(saved.group)
-            candidates.append(replace(saved, group=group, records=records))
-        return PendingGroups(groups, candidates, pending.stale)
+                self._buffer.receive({serial: group})
 
 
 def _waiting(state: RankState, tasks: Sequence[int]) -> int:

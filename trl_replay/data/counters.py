@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -162,10 +163,11 @@ class Tally:
 
     def vector(self) -> Floats:
         """Return all counters in the order of the fields."""
-        return np.array([getattr(self, name) for name in COUNTERS], dtype=np.float64)
+        return np.array(COUNTS_OF(self), dtype=np.float64)
 
 
 COUNTERS = tuple(counter.name for counter in fields(Tally) if counter.name != "reasons")
+COUNTS_OF = operator.attrgetter(*COUNTERS)
 
 
 def metrics(total: Mapping[str, float], size: int, judged: bool = True) -> dict[str, float]:
@@ -290,8 +292,7 @@ class Totals:
         """
         self.batches += batches
         self.of_all_ranks.update(of_all_ranks or {})
-        for name in COUNTERS:
-            self.counters[name] += getattr(tally, name)
+        self.counters.update(dict(zip(COUNTERS, COUNTS_OF(tally), strict=True)))
         self.reasons.update(tally.reasons)
 
     def state_dict(self) -> dict[str, Any]:

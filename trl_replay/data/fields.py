@@ -127,8 +127,8 @@ class FieldTable:
         return of_tokens(spec) if key == ADVANTAGES and TOKEN_ADVANTAGES in keys else spec
 
     def is_image(self, key: str) -> bool:
-        """Whether the layout of a known key is that of images."""
-        return self._fields[key].layout in IMAGE_LAYOUTS
+        """Whether the layout of a key is that of images."""
+        return key in self._fields and self._fields[key].layout in IMAGE_LAYOUTS
 
     def stored_keys(self, batch: Mapping[str, Any]) -> frozenset[str]:
         """Return the batch keys that a stored group must be able to restore, without those of images, which some

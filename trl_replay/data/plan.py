@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .types import LARGEST_ADVANTAGE, NONE, Bools, Floats, Groups, Ints
 
+Found = TypeVar("Found")
 FRESH = NONE
 """In [`Plan.entry`]: the fresh row itself."""
 EMPTY = int(np.iinfo(np.int64).min)
 """In [`Plan.entry`]: the masked placeholder of a slot of a further iteration that nothing fills."""
 EDITABLE = {"advantages": np.float64, "masked": np.bool_, "silent": np.bool_, "kl": np.bool_}
 """Columns that a plugin may change, and their types."""
+TABLE = ("entry", "source", *EDITABLE, "_dead", "_home", "_reshaped")
+"""All columns of a plan."""
+
+
+def _of_entry(find: Callable[[Plan], Found]) -> Callable[[Plan], Found]:
+    """What follows from `plan.entry` alone, found once for each."""
+
+    @wraps(find)
+    def found(plan: Plan) -> Found:
+        if plan._known[0] is not plan.entry:
+            plan._known = plan.entry, {}
+        known: dict[Any, Found] = plan._known[1]
+        if find not in known:
+            known[find] = find(plan)
+        return known[find]
+
+    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +67,7 @@ class Plan:
     _home: Ints = field(repr=False)  # (n,)
     _reshaped: Bools = field(repr=False)  # rows whose advantages a plugin changed
     _placed: tuple[Ints, ...] = field(default=(), repr=False)  # entry and source as the plan has written them
+    _known: tuple[Any, dict[Any, Any]] = field(default=(None, {}), repr=False)  # what follows from which `entry`
 
     @classmethod
     def of(cls, groups: Groups, home: Ints | None = None) -> Plan:
@@ -85,31 +106,37 @@ class Plan:
         return np.asarray(self.entry == FRESH)
 
     @property
+    @_of_entry
     def stored(self) -> Bools:
         """Rows that train on stored rows, `(n, G)`."""
         return np.asarray(self.entry >= 0)
 
     @property
+    @_of_entry
     def copied(self) -> Bools:
         """Rows that train on copies of other rows of this batch, `(n, G)`."""
         return np.asarray((self.entry < FRESH) & (self.entry != EMPTY))
 
     @property
+    @_of_entry
     def unfilled(self) -> Bools:
         """Slots whose rows are all fresh, `(n,)`."""
         return np.asarray(self.fresh.all(axis=1))
 
     @property
+    @_of_entry
     def is_whole(self) -> Bools:
         """Slots that one entry replaces as a whole, `(n,)`."""
         return np.asarray((self.entry == self.entry[:, :1]).all(axis=1) & self.stored[:, 0])
 
     @property
+    @_of_entry
     def origin(self) -> Ints:
         """The slot of this batch from which a fresh row or a copy comes, `(n, G)`."""
         own = np.arange(len(self))[:, None]
         return np.where(self.copied, -2 - self.entry, own)
 
+    @_of_entry
     def drawn(self) -> list[tuple[int, Ints]]:
         """List entries in the order of first use, each with its rows as ascending flat indices."""
         rows = np.flatnonzero(self.stored)
@@ -134,10 +161,11 @@ class Plan:
 
     def take(self, slots: Ints) -> Plan:
         """Return the plan of some slots, which must have no copies: these refer to slots of the whole plan."""
-        return Plan(*(getattr(self, name)[slots] for name in self.__slots__[:-1]))
+        return Plan(*(getattr(self, name)[slots] for name in TABLE))
 
     def put(self, slots: Ints, part: Plan) -> None:
         """Write the plan of some slots back."""
+        self._known = None, {}
         for name in ("entry", "source", *EDITABLE):
             getattr(self, name)[slots] = getattr(part, name)
 
@@ -196,7 +224,7 @@ class Plan:
     def guard(self) -> Plan:
         """Make `entry` and `source` read-only, and return a copy to compare a plugin's edits with."""
         self._write(self.entry, self.source)
-        return Plan(*(getattr(self, name).copy() for name in self.__slots__[:-1]))
+        return Plan(*(getattr(self, name).copy() for name in TABLE))
 
     def fault(self, before: Plan, of_tokens: bool) -> str:
         """Describe a plugin's invalid edit; empty if there is none.

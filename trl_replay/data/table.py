@@ -64,6 +64,7 @@ class Table:
         self._columns = dict(columns)
         self._fills: dict[str, float] = {}
         self._row_of: dict[int, int] | None = None  # by serial number, made anew after every change
+        self._row_bytes = 0  # counted when somebody asks
         self.reward_weights = reward_weights
         self.counting = counting
 
@@ -148,7 +149,9 @@ class Table:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of all columns."""
-        return sum(column.itemsize * math.prod(column.shape[1:]) for column in self._columns.values())
+        if not self._row_bytes:
+            self._row_bytes = sum(column.itemsize * math.prod(column.shape[1:]) for column in self._columns.values())
+        return self._row_bytes
 
     def add_column(self, name: str, dtype: Any = np.float64, fill: float = 0) -> None:
         """Add a plugin's column; present and future entries hold `fill` until the plugin writes to it.
@@ -161,14 +164,15 @@ class Table:
         if name in self._columns or hasattr(type(self), name) or not name.isidentifier():
             raise ConfigurationError(f"Column {name!r} can't be added: the name is taken or not an identifier.")
         self._columns[name] = np.full(len(self), fill, dtype)
+        self._row_bytes = 0
         self._fills[name] = fill
 
     def append(self, values: Mapping[str, NDArray[Any]], count: int) -> None:
         """Append `count` rows; a column without values gets its fill."""
         longer = {}
         for name, column in self._columns.items():
-            more = np.empty((count, *column.shape[1:]), column.dtype)
-            more[:] = values.get(name, self._fills.get(name, 0))
+            given = values.get(name, self._fills.get(name, 0))
+            more = np.full((count, *column.shape[1:]), given, column.dtype)
             longer[name] = np.concatenate([column, more])
         self._take_columns(longer)
 

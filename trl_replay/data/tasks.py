@@ -48,6 +48,7 @@ class Tasks:
         self._left_out: set[str] = set()
         self._met: dict[int, dict[str, bytes]] = {}  # by prompt, the digests of its first row
         self._watches = columns is None
+        self._keys: dict[tuple[tuple[str, Any], ...], int] = {}
 
     def key(self, row: Mapping[str, Any]) -> int:
         """Return a 63-bit hash of a row's prompt, images and other columns, except those that are None.
@@ -74,8 +75,19 @@ class Tasks:
         """
         groups = (first + np.arange(len(inputs))) // size
         _, starts, of_row = np.unique(groups, return_index=True, return_inverse=True)
-        keys = [self.key(inputs[start]) for start in starts.tolist()]
+        keys = [self._known_key(inputs[start]) for start in starts.tolist()]
         self.of_rows = np.array(keys, np.int64)[of_row]
+
+    def _known_key(self, row: Mapping[str, Any]) -> int:
+        """Return [`key`][trl_replay.data.tasks.Tasks.key], which rows of the same texts and whole numbers have had."""
+        if any(type(value) not in (str, int) for value in row.values()):
+            return self.key(row)
+        content = tuple(row.items())
+        if content not in self._keys:
+            if len(self._keys) == REMEMBERED:
+                self._keys.clear()
+            self._keys[content] = self.key(row)
+        return self._keys[content]
 
     def _names(self, row: Mapping[str, Any]) -> list[str]:
         """Return the columns that count, in order."""

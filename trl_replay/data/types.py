@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -69,6 +69,7 @@ class Groups:
     masked: Bools = None  # type: ignore[assignment]  # likewise
     origin: Ints = None  # type: ignore[assignment]  # likewise
     counting: int | None = None
+    _known: dict[str, Floats] = field(default_factory=dict, init=False, repr=False, compare=False)  # what was computed
 
     def __post_init__(self) -> None:
         if self.items is None:
@@ -77,12 +78,12 @@ class Groups:
             object.__setattr__(self, "masked", np.zeros(self.advantages.shape, bool))
         if self.origin is None:
             object.__setattr__(self, "origin", np.zeros(len(self.advantages), np.int64))
-        for spec in fields(self):
-            array = getattr(self, spec.name)
-            if isinstance(array, np.ndarray) and array.flags.writeable:
+        for name in ARRAYS:
+            array = getattr(self, name)
+            if array is not None and array.flags.writeable:
                 to_read = array.view()
                 to_read.flags.writeable = False
-                object.__setattr__(self, spec.name, to_read)
+                object.__setattr__(self, name, to_read)
 
     def __len__(self) -> int:
         return len(self.dead)
@@ -116,7 +117,10 @@ class Groups:
     @property
     def total(self) -> Floats:
         """Weighted sum of the reward functions, `(n, G)`; NaN for a row that no function scored."""
-        return weighted_rewards(self.rewards, self.reward_weights)
+        if "total" not in self._known:
+            self._known["total"] = weighted_rewards(self.rewards, self.reward_weights)
+            self._known["total"].flags.writeable = False
+        return self._known["total"]
 
     @property
     def unscored(self) -> Bools:
@@ -165,7 +169,11 @@ class Groups:
         taken: dict[str, Any] = {name: getattr(self, name)[index] for name in OF_GROUPS}
         if behavior_logps is None and self.behavior_logps is not None:
             behavior_logps = self.behavior_logps[index]
-        return replace(self, **taken, behavior_logps=behavior_logps)
+        groups = Groups(
+            **taken, reward_weights=self.reward_weights, behavior_logps=behavior_logps, counting=self.counting
+        )
+        groups._known.update({name: values[index] for name, values in self._known.items()})
+        return groups
 
     @staticmethod
     def concatenate(parts: Sequence[Groups]) -> Groups:
@@ -207,6 +215,7 @@ FROM_FILE, FROM_POLICY = 1, 2
 """Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
 OF_GROUPS = ("rewards", "advantages", "lengths", "trainable", "dead", "update", "prompt", "items", "masked", "origin")
 """Fields of [`Groups`] with one part a group."""
+ARRAYS = (*OF_GROUPS, "reward_weights", "behavior_logps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +319,7 @@ class Group:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors and lengths."""
-        tensors = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        tensors = sum([tensor.nbytes for tensor in self.tensors.values()])
         return int(tensors + self.prompt_lengths.nbytes + self.completion_lengths.nbytes)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Group:

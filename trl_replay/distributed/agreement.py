@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -45,6 +47,7 @@ class Message:
         return np.ascontiguousarray(vectors).view(self._dtype)[:, 0]
 
 
+@cache
 def decision_message(rows: int) -> Message:
     """Define the message of a process with so many rows: counters, the leader of its buffer, a hash of its decisions,
     sums of its advantages, and its filled rows."""
@@ -104,6 +107,8 @@ def reason_of_decisions(leaders: Floats, decided: Floats, advantages: Floats) ->
         decided (`(ranks,)`): Of each, a hash of what it decided.
         advantages (`(ranks, 2)`): Of each, two sums of the advantages of all shared rows, the second of their sizes.
     """
+    if len(leaders) == 1:
+        return ""
     differing = np.unique(np.stack([leaders, decided]), axis=1)
     if differing.shape[1] > len(np.unique(leaders)):
         return (

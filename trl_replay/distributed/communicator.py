@@ -13,7 +13,7 @@ from ..batch.compose import check, join, take_rows
 from ..batch.group_view import TOLD_ITEMS, blank, describe, with_environments
 from ..data.counters import COUNTERS, Tally
 from ..data.tasks import task_of_group
-from ..data.types import Batch, Floats, Group, Ints
+from ..data.types import Batch, Floats, Group
 from ..errors import SeamError
 from ..protocols import Agreement, Columns
 from ..setup.components import Components
@@ -235,17 +235,18 @@ class Communicator:
             self._errors.keep(caught)
         requests = rows.requests(decision.plan, buffer.table)
         sources = decision.plan.source.ravel()
-        wanted = {int(buffer.table.serial[entry]): sources[rows] for entry, rows in decision.plan.drawn()}
+        drawn = zip(requests, decision.plan.drawn(), strict=True)
+        wanted = {request.serial: sources[rows].tolist() for request, (_, rows) in drawn}
         fetched: dict[int, Group] = components.scope.fetch(requests, lambda serial: self._load(serial, wanted[serial]))
         return fetched
 
-    def _load(self, serial: int, rows: Ints) -> Group:
-        """Load a copy of only those rows of the entry that are replayed."""
+    def _load(self, serial: int, rows: list[int]) -> Group:
+        """Load only those rows of the entry that are replayed; they are read, and not changed."""
         try:
-            group = self._buffer.load(serial)
-            if np.array_equal(rows, np.arange(len(group.completion_lengths))):
+            group = self._buffer.read(serial)
+            if rows == list(range(len(group.completion_lengths))):
                 return group
-            return take_rows(group, rows.tolist(), self._components.fields)
+            return take_rows(group, rows, self._components.fields)
         except Exception as caught:
             self._errors.keep(caught)
             return MISSING

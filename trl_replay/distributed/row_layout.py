@@ -197,9 +197,10 @@ class RowLayout:
     def requests(self, plan: Plan, table: Table) -> list[Request]:
         """List which ranks need the rows of which entry."""
         requests = []
+        serials, owners, ranks_of_rows = table.serial, table.owner, self.columns["row"] // self.count
         for entry, rows in plan.drawn():
-            ranks = np.unique(self.columns["row"][rows] // self.count)
-            requests.append(Request(int(table.serial[entry]), int(table.owner[entry]), tuple(ranks.tolist())))
+            ranks = sorted(set(ranks_of_rows[rows].tolist()))
+            requests.append(Request(int(serials[entry]), int(owners[entry]), tuple(ranks)))
         return requests
 
     def replayed(self, plan: Plan) -> Bools:
@@ -230,25 +231,28 @@ class RowLayout:
             BatchError: A group did not come.
         """
         placements = []
+        serials, updates, here = table.serial, table.update, self.here
         for entry, rows in decision.plan.drawn():
-            local = rows - self.here.start
-            numbers = np.flatnonzero((local >= 0) & (local < self.count))  # among the entry's rows
-            if not len(numbers):
-                continue
-            serial = int(table.serial[entry])
-            if not groups[serial].keys:
+            runs: list[list[int]] = []  # the first row, its number among the entry's rows, and how many follow it
+            for number, row in enumerate(rows.tolist()):
+                if not here.start <= row < here.stop:
+                    continue
+                if runs and row == runs[-1][0] + runs[-1][2] and row % self.size:
+                    runs[-1][2] += 1
+                else:
+                    runs.append([row, number, 1])
+            serial = int(serials[entry])
+            if runs and not groups[serial].keys:
                 raise BatchError(f"The stored group {serial} can't be replayed: its owner could not load it.")
-            local = local[numbers]
-            breaks = np.flatnonzero((np.diff(local) != 1) | (np.diff(rows[numbers] // self.size) != 0)) + 1
-            for run in np.split(np.arange(len(local)), breaks):
+            for row, number, count in runs:
                 placed = Placement(
-                    slot=int(rows[numbers[run[0]]]) // self.size,
+                    slot=row // self.size,
                     group=groups[serial],
                     serial=serial,
-                    age=update - int(table.update[entry]),
-                    start=int(local[run[0]]),
-                    first=int(numbers[run[0]]),
-                    count=len(run),
+                    age=update - int(updates[entry]),
+                    start=row - here.start,
+                    first=number,
+                    count=count,
                     priority=decision.priorities.get(entry, 1.0),
                 )
                 placements.append(placed)

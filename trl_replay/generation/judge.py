@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .. import compat
+from ..base.transfer import fetch
 from ..base.validation import pass_rate_of
 from ..batch.group_view import rewards_of_batch, view
 from ..data.success import Success
@@ -18,7 +19,6 @@ from ..distributed.row_layout import RowLayout
 from ..setup.assembly import rewards_in_words
 from ..setup.components import Components
 from ..setup.settings import Settings
-from ..step.mixing import Mixing
 from .generated import Generated
 
 
@@ -29,27 +29,30 @@ class Judge:
         trainer (`Callable`): Gives the trainer.
         settings ([`Settings`]): What needs a success.
         components ([`Components`]): The buffer, and which reward counts.
-        mixing ([`Mixing`]): Lets a plugin shape advantages.
+        shape (`Callable`): Lets a plugin shape the groups' advantages.
 
     Attributes:
         rewards (`list[torch.Tensor]`, *optional*): While the trainer scores: what its reward functions gave so far.
     """
 
-    def __init__(self, trainer: Callable[[], Any], settings: Settings, components: Components, mixing: Mixing) -> None:
+    def __init__(
+        self, trainer: Callable[[], Any], settings: Settings, components: Components, shape: Callable[[Groups], Groups]
+    ) -> None:
         self.rewards: list[torch.Tensor] | None = None
         self._trainer = trainer
         self._settings = settings
         self._processes = components.processes
         self._success = components.success
         self._buffer = components.buffer
-        self._mixing = mixing
+        self._shape = shape
         self._has_doubted = False
 
     def look(self, batch: Batch, rows: RowLayout) -> Generated:
         """Read rows that were just scored."""
         processes = self._processes
         setup = compat.reward_setup(self._trainer())
-        scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
+        self.rewards = list(fetch(dict(enumerate(self.rewards or []))).values())
+        scored = rewards_of_batch(self.rewards, rows.columns, setup, rows.size, rows.count * processes)
         rows.check(len(scored), processes)
         groups = self.see(rows, scored)
         if self._success.is_graded and not self._has_doubted:
@@ -67,7 +70,7 @@ class Judge:
             table.reward_weights = setup.weights
             self._success.begin_anew(rewards_in_words(self._trainer(), table.counting))
         groups = view(rows.columns, scored, setup, rows.size, update, table.counting, self._success)
-        return self._mixing.shape(groups)
+        return self._shape(groups)
 
 
 def doubt_of(settings: Settings, success: Success, trainer: Any) -> str:

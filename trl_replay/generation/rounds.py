@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from .. import compat
+from ..batch.compose import fetch_batch
 from ..batch.group_view import AdvantageRule
 from ..data.prompt_table import PromptTable
 from ..data.types import Batch, Floats, Ints, Row
@@ -130,7 +131,7 @@ class Rounds:
         """Resample dead groups while rounds are left and too few groups are live.
 
         Args:
-            batch (`dict`): As TRL returned it.
+            batch (`dict`): As TRL returned it, its texts on the CPU.
             rows ([`RowLayout`]): Where its rows lie.
             score (`Callable`): Generates and scores further rows, on all processes together.
 
@@ -180,7 +181,7 @@ class Rounds:
         self, state: _BatchState, current: Generated, told: RoundReport, score: Score
     ) -> tuple[Generated, RoundReport]:
         layout = self._layout.of_round(told.needed)
-        batch = score(self._inputs(current, layout.mine_here))
+        batch = fetch_batch(score(self._inputs(current, layout.mine_here)), self._fields)
         rows = self._communicator.share_round(batch)
 
         def of_round() -> tuple[Generated, Floats]:

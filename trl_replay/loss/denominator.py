@@ -29,7 +29,7 @@ class Denominator:
         """Factor on a micro-batch's loss that takes excluded rows out of its denominator; None if there is none."""
         if self.kind == "rows" and self.factor != 1.0:
             return self.factor
-        if self.kind == "tokens" and bool((micro.flags & EXCLUDED).any()):
+        if self.kind == "tokens" and micro.has(EXCLUDED):
             return _without_excluded(micro)
         return None
 
@@ -60,7 +60,7 @@ class Denominator:
                 continue
             if value.shape == logps.shape:
                 kept = value.view_as(value) if masked is None else torch.where(masked, value.detach(), value)
-                if scale is not None or (not self.of_bonus and bool((micro.flags & EXCLUDED).any())):
+                if scale is not None or (not self.of_bonus and micro.has(EXCLUDED)):
 
                     def mended(gradient: torch.Tensor) -> torch.Tensor:
                         factor = _without_excluded(micro, micro.high_entropy)
@@ -77,6 +77,5 @@ def _without_excluded(micro: MicroBatch, within: torch.Tensor | None = None) -> 
     """Trained tokens of a micro-batch, or those `within` a `(b, C)` bool, over those of its rows that are not
     excluded; 1 where nothing is left."""
     mask = micro.mask if within is None else micro.mask * within
-    counted = (micro.flags & EXCLUDED).eq(0).to(mask.device)
-    kept = (mask * counted.unsqueeze(1)).sum()
+    kept = (mask * ~micro.marked(EXCLUDED).unsqueeze(1)).sum()
     return torch.where(kept > 0, mask.sum() / kept.clamp(min=1), 1.0)

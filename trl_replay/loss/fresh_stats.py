@@ -37,22 +37,22 @@ class FreshStats:
             mask (`(b, C)` bool): Tokens of fresh rows that the loss trains on.
         """
         old = micro.peek(OLD_LOGPS)
-        logs = torch.zeros_like(logps) if old is None else logps - old
-        logs.masked_fill_(~mask, 0.0)
-        if self._form.sequence_level:
-            logs = row_means(logs, mask)
-        ratios = logs.exp()  # (b, C) or (b, 1)
+        ratios: torch.Tensor | None = None  # (b, C) or (b, 1); None: all are 1, which no loss clips
+        if old is not None or (self._form.clip_high or 1.0) < 1.0:
+            logs = (logps - (logps if old is None else old)).masked_fill_(~mask, 0.0)
+            ratios = (row_means(logs, mask) if self._form.sequence_level else logs).exp()
         if torch.is_tensor(entropies):
             self.means.add("replay/fresh_entropy", entropies.detach(), mask)
         reference = micro.peek(REF_LOGPS)
         if reference is not None:
             gap = reference - logps
             kl = gap.exp() - gap - 1
-            if self._form.weighs_kl:
+            if self._form.weighs_kl and ratios is not None:
                 kl = kl * ratios
             self.means.add("replay/fresh_kl", kl, mask)
         if self._form.clip_high is not None:
-            taken = clipped(self._form, ratios, micro.peek(ADVANTAGES))
-            by_row = taken.size(1) == 1
+            advantages = micro.peek(ADVANTAGES)
+            taken = None if ratios is None else clipped(self._form, ratios, advantages)
+            by_row = advantages.view(len(mask), -1).size(1) == 1 and self._form.sequence_level
             counted = mask.any(dim=1, keepdim=True) if by_row else mask
             self.means.add("replay/fresh_clip_ratio", taken, counted)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..base.transfer import send
 from ..batch.compose import loss_mask
 from ..compat import LOSS, OLD_LOGPS, REF_LOGPS
 from ..data.fields import ADVANTAGES
@@ -43,9 +43,12 @@ class MicroBatch:
     Args:
         inputs (`Mapping`): What the loss was given.
         rows (`(b, 2)` int64, on the CPU): See `ROWS`.
-        batch (`Mapping`): What it reads: the same, or a shallow copy, which alone may be written to.
+        sent (`(b, 2)`, *optional*): The same on the training device.
 
     Attributes:
+        batch (`Mapping`): What it reads: the same, or a shallow copy, which alone may be written to.
+        ids, flags (`list[int]`): The columns of `ROWS`.
+        replayed (`list[int]`): Places of the replayed rows.
         tapped (`bool`): Whether the log-probs came, and all was written.
         entropies (`(b, C)`, *optional*): The policy's, detached, while the loss is still to choose among them.
         high_entropy (`(b, C)` bool, *optional*): What it chose by `top_entropy_quantile`.
@@ -53,10 +56,17 @@ class MicroBatch:
             loss uses the present ones.
     """
 
-    def __init__(self, inputs: Any, rows: torch.Tensor, batch: Any) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: Any, rows: torch.Tensor, sent: torch.Tensor | None = None) -> None:
+        self.inputs = self.batch = inputs
         self.rows = rows
-        self.batch = batch
+        self._sent = sent
+        pairs: list[list[int]] = rows.tolist()
+        self.ids = [row for row, _ in pairs]
+        self.flags = [flags for _, flags in pairs]
+        self._some = 0
+        for flags in self.flags:
+            self._some |= flags
+        self.replayed = [place for place, row in enumerate(self.ids) if row < 0]
         self.asked = False
         self.tapped = False
         self.entropies: torch.Tensor | None = None
@@ -65,20 +75,24 @@ class MicroBatch:
         self._before: dict[str, Any] = {}  # of keys that were written: what the loss was given, and the value of ours
         self._ours: dict[str, tuple[torch.Tensor, int]] = {}
 
-    @property
-    def ids(self) -> torch.Tensor:
-        """`(b,)` int64 on the CPU: the first column of `ROWS`."""
-        return self.rows[:, 0]
+    def has(self, flag: int) -> bool:
+        """Tell whether a row has a flag."""
+        return bool(self._some & flag)
+
+    def marked(self, flag: int) -> torch.Tensor:
+        """`(b,)` bool on the training device: the rows that have a flag."""
+        return (self._on_device[:, 1] & flag).ne(0)
 
     @property
-    def flags(self) -> torch.Tensor:
-        """`(b,)` int64 on the CPU: the second column of `ROWS`."""
-        return self.rows[:, 1]
+    def are_replayed(self) -> torch.Tensor:
+        """`(b,)` bool on the training device: the replayed rows."""
+        return self._on_device[:, 0] < 0
 
     @property
-    def replayed(self) -> torch.Tensor:
-        """`(b,)` bool on the CPU: whether a row is a replayed one."""
-        return self.ids < 0
+    def _on_device(self) -> torch.Tensor:
+        if self._sent is None:
+            self._sent = send({0: self.rows}, self.mask.device)[0]
+        return self._sent
 
     @property
     def mask(self) -> torch.Tensor:
@@ -128,29 +142,3 @@ class MicroBatch:
                 )
         left = {**self.batch, **self._before}
         self.inputs.update({key: value for key, value in left.items() if value is not None or key in self.inputs})
-
-
-@dataclass(slots=True)
-class PlacedRow:
-    """A replayed row of the current generation batch.
-
-    Attributes:
-        logps (`(length,)`): Its behavior log-probs.
-        age (`int`): Updates since it was generated.
-        advantage (`()` or `(length,)`): In the composed batch: the row's, or each token's.
-        priority (`float`): Its group's chance of being drawn, relative to the least likely one's.
-        proximal (`(n,)`, *optional*): Log-probs of its first training forward since it was drawn.
-    """
-
-    logps: torch.Tensor
-    age: int
-    advantage: torch.Tensor
-    priority: float
-    proximal: torch.Tensor | None = None
-
-    def keep_proximal(self, logps: torch.Tensor) -> torch.Tensor:
-        """The log-probs of its first training forward since it was drawn, which are `logps` if this is it, or if that
-        one saw fewer of its tokens."""
-        if self.proximal is None or len(self.proximal) < len(logps):
-            self.proximal = logps
-        return self.proximal

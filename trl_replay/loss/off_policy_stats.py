@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -24,6 +24,7 @@ class OffPolicyStats:
 
     def __init__(self) -> None:
         self._since_log: list[torch.Tensor] = []
+        self._rows = 0
 
     def add(self, rows: ReplayedRows, weights: torch.Tensor | None) -> None:
         """Note one micro-batch.
@@ -44,21 +45,27 @@ class OffPolicyStats:
         drift = over_tokens(logs.abs_())
         squares = over_tokens(ratios**2)
         ratio = over_tokens(ratios)
-        count = mask.new_tensor(len(mask))
-        weightless = torch.zeros_like(count)
+        weightless = ratio.new_zeros(())
         if weights is not None:
             silent = weights.eq(0).view(len(mask), -1) | ~rows.mask
-            weightless = (silent.all(dim=1) & rows.mask.any(dim=1)).sum().double()
-        self._since_log.append(torch.stack([mask.sum(), ratio, squares, drift, weightless, count]))
+            weightless = (silent.all(dim=1) & rows.mask.any(dim=1)).sum()
+        self._since_log.append(torch.stack([mask.sum(), ratio, squares, drift, weightless]))
+        self._rows += len(mask)
 
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the replayed rows trained on since the last call; none if there were none."""
-        if not self._since_log:
+    def take(self) -> dict[str, list[torch.Tensor]]:
+        """Return the sums since the last call, `(5,)` each; none if there were none."""
+        sums, self._since_log = self._since_log, []
+        return {"": sums} if sums else {}
+
+    def metrics(self, sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return the metrics of the replayed rows of what was taken, once it is fetched."""
+        if not sums:
             return {}
-        sums = torch.stack(self._since_log).sum(dim=0)
-        self._since_log = []
-        tokens, ratio, squares, drift, weightless, rows = sums.tolist()
-        values = {"replay/gated_fraction": weightless / rows}
+        tokens, ratio, squares, drift, weightless = (
+            torch.tensor(sums[""], dtype=torch.float64).view(-1, 5).sum(dim=0).tolist()
+        )
+        values = {"replay/gated_fraction": weightless / self._rows}
+        self._rows = 0
         if tokens:
             values["replay/ratio_mean"] = ratio / tokens
             values["replay/ess"] = ratio * ratio / (tokens * squares)

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
+from ..base.progress import Check, check_at_once
+from ..base.transfer import send
 from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..data.fields import ADVANTAGES
 from ..data.types import Corrected, Placement, ReplayedRows
 from ..errors import ResultError, SeamError
 from .bounds import Bounds
-from .micro_batch import SILENT, MicroBatch, PlacedRow
+from .micro_batch import SILENT, MicroBatch
 from .off_policy_stats import OffPolicyStats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placed:
-    """The replayed rows of one batch of this process, and the number of the first: see [`Supply.place_again`]."""
+    """The `N` replayed rows of one batch of this process: see [`Supply.place_again`].
 
-    rows: list[PlacedRow]
-    first: int
+    Attributes:
+        first (`int`): The number of the first.
+        lengths (`list[int]`): Completion tokens of each.
+        tensors (`dict[str, torch.Tensor]`): Of each, on the training device once the batch is: `logps`, the behavior
+            log-probs, `(N, C)` float32 padded with 0; `ages`, updates since it was generated; `priorities`, its
+            group's chance of being drawn, relative to the least likely one's; and `advantages`, in the composed batch,
+            `(N,)` or `(N, C)`.
+        proximal (`list`): Of each, the log-probs of its first training forward since it was drawn: those of all rows
+            of that forward, `(R, C)`, and its place among them. None before.
+    """
+
+    first: int = 0
+    lengths: list[int] = field(default_factory=list)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    proximal: list[tuple[torch.Tensor, int] | None] = field(default_factory=list)
 
 
 class Supply:
@@ -33,18 +48,22 @@ class Supply:
         correct (`Callable`): What the correction decides for the replayed rows of a micro-batch.
         bounds ([`Bounds`]): On the reference's log-probs.
         token_weights (`bool`): Whether the correction may give one weight a token.
+        check (`Callable`): Looks at what the correction gave: [`KeptErrors.check`].
 
     Attributes:
         stats ([`OffPolicyStats`]): What was seen of them.
         placed ([`Placed`]): They themselves.
     """
 
-    def __init__(self, correct: Callable[[ReplayedRows], Corrected], bounds: Bounds, token_weights: bool) -> None:
+    def __init__(
+        self, correct: Callable[[ReplayedRows], Corrected], bounds: Bounds, token_weights: bool, check: Check
+    ) -> None:
         self._correct = correct
         self._bounds = bounds
         self._token_weights = token_weights
+        self._check = check
         self.stats = OffPolicyStats()
-        self.placed = Placed([], 0)
+        self.placed = Placed()
 
     def place(self, placements: Sequence[Placement], ids: torch.Tensor, advantages: torch.Tensor) -> None:
         """Begin a generation batch.
@@ -52,15 +71,32 @@ class Supply:
         Args:
             placements (`Sequence[Placement]`): What was replayed on this process.
             ids (`(B,)` int64): The first column of `ROWS`; gets the replayed rows' numbers.
-            advantages (`(B,)`, `(B, 1)`, or `(B, C)`): Of the composed batch.
+            advantages (`(B,)`, `(B, 1)`, or `(B, C)`): Of the composed batch, on the CPU.
         """
-        first = self.placed.first + len(self.placed.rows)
-        rows: list[PlacedRow] = []
+        first = self.placed.first + len(self.placed.lengths)
+        lengths: list[int] = []
+        logps: list[torch.Tensor] = []
+        numbers = ids.numpy()
         for placed in placements:
-            begin = first + len(rows)
-            ids[placed.rows] = -1 - torch.arange(begin, begin + placed.count)
-            rows += _placed_rows(placed, advantages[placed.rows])
-        self.placed = Placed(rows, first)
+            begin, part, of_group = first + len(lengths), placed.part, placed.group.completion_lengths
+            numbers[placed.rows] = -1 - np.arange(begin, begin + placed.count)
+            lengths += of_group[part].tolist()
+            start, stop = int(of_group[: part.start].sum()), int(of_group[: part.stop].sum())
+            logps.append(placed.group.tensors[OLD_LOGPS][start:stop].float())
+        self.placed = Placed(first, lengths, proximal=[None] * len(lengths))
+        if not lengths:
+            return
+        counts = [placed.count for placed in placements]
+        real = torch.from_numpy(np.arange(max(lengths)) < np.array(lengths)[:, None])
+        own = advantages[torch.from_numpy(np.concatenate([np.r_[placed.rows] for placed in placements]))]
+        self.placed.tensors = {
+            "logps": torch.zeros(real.shape).masked_scatter_(real, torch.cat(logps)),
+            "ages": torch.from_numpy(np.repeat([placed.age for placed in placements], counts)),
+            "priorities": torch.from_numpy(
+                np.repeat(np.array([one.priority for one in placements], np.float32), counts)
+            ),
+            "advantages": own if own.numel() > len(own) else own.reshape(-1),
+        }
 
     def place_again(self, placed: Placed) -> None:
         """Go back to an earlier batch."""
@@ -82,27 +118,28 @@ class Supply:
             `(b, C)` bool, the replayed tokens whose weight is 0.
         """
         mask = micro.mask.bool()
-        weightless = torch.zeros_like(mask)
-        if bool(micro.replayed.any()):
-            weightless = self._replace(micro, logps, mask)
-        silent = weightless.all(dim=1, keepdim=True)
-        micro.keep(OLD_LOGPS, mask & ~silent, logps)
+        if not micro.replayed:
+            micro.keep(OLD_LOGPS, mask, logps)
+            micro.keep(REF_LOGPS, mask, logps)
+            return torch.zeros_like(mask)
+        weightless = self._replace(micro, logps, mask)
+        micro.keep(OLD_LOGPS, mask & ~weightless.all(dim=1, keepdim=True), logps)
         micro.keep(REF_LOGPS, mask & ~weightless, logps)
         return weightless
 
     def _replace(self, micro: MicroBatch, logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Ask the correction about the replayed rows, and do as it says; return the tokens without weight."""
-        places = micro.replayed.nonzero().flatten()  # (R,)
-        index = places.to(logps.device)
-        stored = self._stored(micro.ids[places].tolist())
-        trains = (micro.flags[places] & SILENT).eq(0).to(logps.device)
-        trained = mask[index] & trains.unsqueeze(1)
-        rows = _replayed_rows(stored, logps[index], trained, micro.peek(ADVANTAGES)[index])
-        corrected = fitting(rows, self._correct(rows), self._token_weights)
+        numbers = self._numbers([micro.ids[place] for place in micro.replayed])
+        index, of_placed = send({0: torch.tensor([micro.replayed, numbers])}, logps.device)[0].unbind()
+        trained = mask[index]
+        if micro.has(SILENT):
+            trained = trained & ~micro.marked(SILENT)[index].unsqueeze(1)
+        rows = self._replayed_rows(numbers, of_placed, logps[index], trained, micro.peek(ADVANTAGES)[index])
+        corrected = fitting(rows, self._correct(rows), self._token_weights, self._check)
         self.stats.add(rows, corrected.weights)
         weightless = torch.zeros_like(trained)
         if corrected.weights is not None:
-            weightless |= corrected.weights.eq(0).view(len(stored), -1)
+            weightless |= corrected.weights.eq(0).view(len(numbers), -1)
         if corrected.weights is not None or corrected.shift is not None:
             micro.write(ADVANTAGES, _signal(micro.peek(ADVANTAGES), index, corrected, logps.size(1)))
         self._write_logps(micro, index, logps, mask, rows, corrected.old_logps, weightless)
@@ -140,18 +177,67 @@ class Supply:
             bounded = self._bounds.reference(rows, old_logps, reference[index], rows.mask & ~weightless)
             micro.write(REF_LOGPS, _with_rows(reference, index, bounded))
 
-    def _stored(self, ids: Sequence[int]) -> list[PlacedRow]:
-        rows, first = self.placed.rows, self.placed.first
-        numbers = [-1 - row - first for row in ids]
-        if not all(number in range(len(rows)) for number in numbers):
+    def _numbers(self, ids: Sequence[int]) -> list[int]:
+        numbers = [-1 - row - self.placed.first for row in ids]
+        if min(numbers) < 0 or max(numbers) >= len(self.placed.lengths):
             raise SeamError(
                 "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone. Train "
                 "on each batch before the next one is generated."
             )
-        return [rows[number] for number in numbers]
+        return numbers
+
+    def _replayed_rows(
+        self, numbers: list[int], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor, given: torch.Tensor
+    ) -> ReplayedRows:
+        """Return what a correction sees.
+
+        Args:
+            numbers, index (`(R,)`): The rows' places among those placed; on the device, too.
+            logps, mask (`(R, C)`): The policy's log-probs, and the tokens that train.
+            given (`(R,)` or `(R, C)`): Advantages of the micro-batch.
+        """
+        placed, width = self.placed, logps.size(1)
+        stored = {name: values[index] for name, values in placed.tensors.items()}
+        behavior = _as_wide(stored["logps"], width)
+        advantages = given
+        if given.dim() == 2:  # the batch's: the trainer's loss may have added a part of its own for each token
+            own = stored["advantages"]
+            advantages = (own if own.dim() == 1 else _as_wide(own, width)).to(given)
+        proximal = self._proximal(numbers, logps)
+        return ReplayedRows(
+            logps=logps,
+            behavior_logps=torch.where(mask, behavior, logps.float()),
+            proximal_logps=logps if proximal is logps else torch.where(mask, proximal, logps),
+            mask=mask,
+            advantages=advantages,
+            ages=stored["ages"],
+            priorities=stored["priorities"],
+        )
+
+    def _proximal(self, numbers: Sequence[int], logps: torch.Tensor) -> torch.Tensor:
+        """Keep the log-probs of each row's first training forward since it was drawn, or of one that sees more of its
+        tokens, and return them: `logps` itself where this is it."""
+        placed, width = self.placed, logps.size(1)
+        rows: list[tuple[torch.Tensor, int]] = []
+        for place, number in enumerate(numbers):
+            kept = placed.proximal[number]
+            if kept is None or (kept[0].size(1) < width and kept[0].size(1) < placed.lengths[number]):
+                kept = placed.proximal[number] = logps, place
+            rows.append(kept)
+        block, order = rows[0][0], [place for rows_of, place in rows if rows_of is rows[0][0]]
+        if order == list(range(len(block))):
+            return block
+        return torch.stack([_as_wide(rows_of[place : place + 1], width)[0] for rows_of, place in rows])
 
 
-def fitting(rows: ReplayedRows, corrected: Corrected, token_weights: bool) -> Corrected:
+def _as_wide(values: torch.Tensor, width: int) -> torch.Tensor:
+    """`(R, width)`: values with 0 where there are none, or without the last, as wide as what the loss reads: an
+    override may trim it."""
+    missing = width - values.size(1)
+    return functional.pad(values, (0, missing)) if missing else values
+
+
+def fitting(rows: ReplayedRows, corrected: Corrected, token_weights: bool, check: Check = check_at_once) -> Corrected:
     """The same with one weight a row where the loss's ratio is not each token's own, and tokens can't have theirs
     (`token_weights`).
 
@@ -167,70 +253,17 @@ def fitting(rows: ReplayedRows, corrected: Corrected, token_weights: bool) -> Co
     counts = rows.mask & signal.ne(0)
     highest = weights.masked_fill(~counts, -torch.inf).amax(dim=1)
     lowest = weights.masked_fill(~counts, torch.inf).amin(dim=1)
-    if bool((highest > lowest).any()):
+    check((highest <= lowest).all(), _refuse_token_weights)
+    return replace(corrected, weights=torch.where(counts.any(dim=1), highest, 1.0))
+
+
+def _refuse_token_weights(is_one: bool) -> None:
+    if not is_one:
         raise ResultError(
             "The correction gives token weights, which are exact only with importance_sampling_level='token'; one "
             "that goes by the sign of an advantage gives them to rows whose tokens have both. Use a correction "
             "with one weight a row, or set importance_sampling_level='token'."
         )
-    return replace(corrected, weights=torch.where(counts.any(dim=1), highest, 1.0))
-
-
-def _replayed_rows(
-    stored: Sequence[PlacedRow], logps: torch.Tensor, mask: torch.Tensor, advantages: torch.Tensor
-) -> ReplayedRows:
-    """Return what a correction sees.
-
-    Args:
-        stored (`Sequence[PlacedRow]`): The `R` replayed rows of a micro-batch.
-        logps, mask (`(R, C)`): The policy's log-probs, and the tokens that train.
-        advantages (`(R,)` or `(R, C)`): Those of the micro-batch.
-    """
-    device = logps.device
-    present = [now[: len(row.logps)] for row, now in zip(stored, logps, strict=True)]
-    proximal = [row.keep_proximal(now) for row, now in zip(stored, present, strict=True)]
-    is_first = all(kept is now for kept, now in zip(proximal, present, strict=True))
-    padded = _padded([row.logps for row in stored], logps.size(1)).to(device, torch.float32)
-    if advantages.dim() == 2:  # the batch's: the trainer's loss may have added a part of its own for each token
-        advantages = _batch_advantages(stored, logps.size(1)).to(advantages)
-    return ReplayedRows(
-        logps=logps,
-        behavior_logps=torch.where(mask, padded, logps.float()),
-        proximal_logps=logps if is_first else torch.where(mask, _padded(proximal, logps.size(1)), logps),
-        mask=mask,
-        advantages=advantages,
-        ages=torch.tensor([row.age for row in stored], device=device),
-        priorities=torch.tensor([row.priority for row in stored], device=device, dtype=torch.float32),
-    )
-
-
-def _batch_advantages(stored: Sequence[PlacedRow], width: int) -> torch.Tensor:
-    """`(R,)`, or `(R, C)` if those of any row are its tokens'."""
-    advantages = [row.advantage for row in stored]
-    if not any(advantage.dim() for advantage in advantages):
-        return torch.stack(advantages)
-    spread = [advantage.expand(len(row.logps)) for advantage, row in zip(advantages, stored, strict=True)]
-    return _padded(spread, width)
-
-
-def _padded(rows: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """`(R, width)` of rows of any lengths, as wide as what the loss reads: an override may trim it."""
-    padded = pad_sequence(list(rows), batch_first=True)
-    missing = width - padded.size(1)
-    return functional.pad(padded, (0, missing)) if missing else padded  # without, it would copy all the same
-
-
-def _placed_rows(placed: Placement, advantages: torch.Tensor) -> list[PlacedRow]:
-    """The replayed rows of a placement that lie on this process, with these advantages, `(n,)`, `(n, 1)`, or
-    `(n, C)`."""
-    tensors = placed.group.tensors
-    lengths = placed.group.completion_lengths.tolist()
-    logps = torch.split(tensors[OLD_LOGPS].float(), lengths)
-    rows = []
-    for row_logps, advantage in zip(logps[placed.part], advantages, strict=True):
-        own = advantage[: len(row_logps)] if advantage.numel() > 1 else advantage.reshape(())
-        rows.append(PlacedRow(logps=row_logps, age=placed.age, advantage=own, priority=placed.priority))
-    return rows
 
 
 def _signal(advantages: torch.Tensor, index: torch.Tensor, corrected: Corrected, width: int) -> torch.Tensor:

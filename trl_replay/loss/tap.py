@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from ..base.progress import KeptErrors
-from ..batch.candidates import Candidate
+from ..base.transfer import send
+from ..batch.candidates import Block, Candidate, Recorded
 from ..compat import LOSS, REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of_entropy_control
 from ..data.fields import ADVANTAGES
 from ..data.types import Placement
@@ -110,13 +112,14 @@ class Tap:
             `(B, 2)` int64, see `ROWS`.
         """
         ids = torch.stack([torch.zeros_like(flags), flags], dim=1)
+        numbers = ids.numpy()
         self._denominator = denominator
         self._candidates = {candidate.serial: candidate for candidate in candidates}
         for candidate in candidates:
             count = candidate.rows.stop - candidate.rows.start
             candidate.records = [None] * count
             first = 1 + candidate.serial * self._generations
-            ids[candidate.rows, 0] = torch.arange(first, first + count)
+            numbers[candidate.rows, 0] = np.arange(first, first + count)
         self.supply.place(placements, ids[:, 0], advantages)
         return ids
 
@@ -144,7 +147,7 @@ class Tap:
         """
         if self._given is not None or ROWS in inputs:
             return self._given is None
-        if training and self.supply.placed.rows:
+        if training and self.supply.placed.lengths:
             raise SeamError(
                 f"A micro-batch has lost {ROWS!r}, which tells replayed rows from fresh ones: where compute_loss "
                 "makes a batch of its own, take this key along, or train without replay: use_replay=False."
@@ -162,8 +165,9 @@ class Tap:
             SeamError: No part of the loss asked for log-probs and then read what the tap writes.
         """
         rows = inputs[ROWS]
-        on_device = rows.to(inputs[COMPLETIONS].device)  # an override may index all that the batch holds by rows there
-        self._given = Given(on_device, rows.cpu(), inputs[COMPLETIONS])
+        # an override may index all that the batch holds by rows there
+        on_device = send({0: rows}, inputs[COMPLETIONS].device)[0]
+        self._given = Given(on_device, rows, inputs[COMPLETIONS])
         inputs[ROWS] = on_device
         try:
             loss = whole(inputs)
@@ -186,12 +190,13 @@ class Tap:
         if self._given is None or self.reading is not None:
             return make(inputs)
         rows = self._rows(self._given, inputs)
+        self.reading = micro = MicroBatch(inputs, rows, self._given.rows if rows is self._given.on_cpu else None)
         batch = inputs
         if not is_stock and not self._checked:
             batch = ReadNotes(inputs)
-        elif bool(rows[:, 1].any()) or bool((rows[:, 0] < 0).any()):
+        elif micro.replayed or micro.has(-1):
             batch = dict(inputs)
-        self.reading = micro = MicroBatch(inputs, rows, batch)
+        micro.batch = batch
         self._model = None if is_stock else model
         try:
             loss = make(batch)
@@ -247,15 +252,14 @@ class Tap:
         micro.tapped = True
         read = micro.batch.read.copy() if isinstance(micro.batch, ReadNotes) else set()
         logps = result[0].detach()
-        self._record(micro.ids.tolist(), logps)
+        self._record(micro.ids, logps)
         self._drop_kl(micro, logps)
         self._note_fresh(micro, result)
         masked: torch.Tensor | None = None  # (b, C) or (b, 1) bool
-        if bool((micro.flags & COMPOSED).any()):
+        if micro.has(COMPOSED):
             masked = self._supply_or_mask(micro, logps)
-        dead = (micro.flags & SILENT).bool()
-        if bool(dead.any()):
-            dead = dead.to(logps.device)
+        if micro.has(SILENT):
+            dead = micro.marked(SILENT)
             micro.silence(dead, logps)
             silent = dead.unsqueeze(1)
             masked = silent if masked is None else masked | silent
@@ -299,25 +303,23 @@ class Tap:
 
     def _drop_kl(self, micro: MicroBatch, logps: torch.Tensor) -> None:
         """Take rows out of the KL term: the divergence of the policy from itself is 0, in value and gradient."""
-        rows = (micro.flags & WITHOUT_KL).bool()
-        if bool(rows.any()):
-            micro.keep(REF_LOGPS, ~rows.to(logps.device).unsqueeze(1), logps)
+        if micro.has(WITHOUT_KL):
+            micro.keep(REF_LOGPS, ~micro.marked(WITHOUT_KL).unsqueeze(1), logps)
 
     def forget(self) -> None:
         """Record nothing more of the present generation batch, as after an update; what is recorded already stays."""
         self._candidates = {}
 
     def _record(self, ids: list[int], logps: torch.Tensor) -> None:
-        places = [divmod(row - 1, self._generations) for row in ids]
-        ours = [position for position, (serial, _) in enumerate(places) if serial in self._candidates]
+        places = [(place, *divmod(row - 1, self._generations)) for place, row in enumerate(ids) if row > 0]
+        ours = [(place, serial, index) for place, serial, index in places if serial in self._candidates]
         if not ours:
             return
-        kept = logps[ours]  # a copy: a view would keep the other rows until the next generation batch
-        for position, row_logps in zip(ours, kept, strict=True):
-            serial, index = places[position]
-            candidate = self._candidates.get(serial)
-            if candidate is not None and candidate.record(index, row_logps):
-                del self._candidates[serial]  # a row may come again before the update: its first forward counts
+        block = Block(logps if logps.is_cuda else logps.clone())  # the loss might change its own
+        for place, serial, index in ours:
+            records = self._candidates[serial].records
+            if records[index] is None:  # a row may come again before the update: its first forward counts
+                records[index] = Recorded(block, place)
 
     def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
         """Keep apart what the loss computes of fresh rows, before anything is changed for replayed ones."""
@@ -325,8 +327,9 @@ class Tap:
         others = [value for value in result[1:] if torch.is_tensor(value)]
         entropies = next((value for value in others if value.shape == logps.shape), None)
         mask = micro.mask
-        replayed = micro.replayed.to(logps.device)
-        fresh = mask.bool() & ~replayed.unsqueeze(1)
+        fresh = mask.bool()
+        if micro.replayed:
+            fresh = fresh & ~micro.are_replayed.unsqueeze(1)
         self.fresh.add(micro, logps, entropies, fresh)
         if entropies is None:
             return
@@ -336,14 +339,15 @@ class Tap:
             self._control_entropy(micro, entropies.detach(), mask)
 
     def _control_entropy(self, micro: MicroBatch, entropies: torch.Tensor, mask: torch.Tensor) -> None:
-        leave_out_of_entropy_control(self._trainer(), entropies, mask, micro.replayed.to(mask.device))
+        if micro.replayed:
+            leave_out_of_entropy_control(self._trainer(), entropies, mask, micro.are_replayed)
 
     def _supply_or_mask(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor | None:
-        """[`Supply.put_into`]; on several processes an error is kept until all can raise it, and replayed rows train
-        nothing."""
+        """Supply log-probs. On several processes an error is kept for the next message, and replayed rows get no
+        gradient."""
         try:
             return self.supply.put_into(micro, logps)
         except Exception as error:
             self._errors.keep(error)
-            micro.silence(micro.replayed.to(logps.device), logps)
+            micro.silence(micro.are_replayed, logps)
             return None

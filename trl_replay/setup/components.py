@@ -76,7 +76,7 @@ class Components:
 
     def correct(self, rows: ReplayedRows) -> Corrected:
         """Return what the correction gives replayed rows, within bounds and gates."""
-        corrected = self.hooks.correct(rows, self.buffer.local_context())
+        corrected = self.hooks.correct(rows, self.buffer.local_context(), self.errors.check)
         return self.loss.gates(rows, self.loss.bounds(rows, corrected))
 
     def weight_before_the_loss(self, age: int, chance: float) -> float:

@@ -220,6 +220,8 @@ class Mixing:
         }
         for reason, find in unfit.items():
             rows = find() & mixed.plan.stored
+            if not rows.any():
+                continue
             tally.note(int(rows.sum()), reason)
             mixed.plan.keep_fresh(rows)
 

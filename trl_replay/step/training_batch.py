@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from .. import compat
-from ..batch.candidates import Candidate
+from ..base.transfer import begin, send
+from ..batch.candidates import Candidate, Recorded
 from ..batch.compose import compose, cut, with_stored_fields
-from ..batch.stored import with_rewards
+from ..batch.stored import fill_missing, with_rewards
+from ..data.fields import PIXELS, FieldTable
 from ..data.plan import FRESH, Plan
 from ..data.types import Batch, Bools, Floats, Group, Groups, Placement
 from ..distributed.decision import Decision
 from ..distributed.row_layout import RowLayout
 from ..errors import ConfigurationError, SeamError
-from ..loss.micro_batch import COMPOSED, EXCLUDED, SILENT, WITHOUT_KL
+from ..loss.micro_batch import COMPOSED, EXCLUDED, ROWS, SILENT, WITHOUT_KL
 from ..setup.components import Components
 from .fresh_batch import FreshBatch
 
@@ -47,7 +50,7 @@ def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
         return batch
     advantages = batch["advantages"]
     shape = (-1, *[1] * (advantages.dim() - 1))
-    where = torch.from_numpy(changed).to(advantages.device).view(shape)
+    where = torch.from_numpy(changed).view(shape)
     written = torch.tensor(values).to(advantages).view(shape)  # a copy: the view of the groups can only be read
     return {**batch, "advantages": torch.where(where, written, advantages)}
 
@@ -79,6 +82,8 @@ def compose_batch(
 def _copies(fresh: FreshBatch, plan: Plan, components: Components) -> list[Placement]:
     """This process's live groups that the plan copies into dead groups' slots."""
     slots = np.flatnonzero(plan.copied.any(axis=1))
+    if not len(slots):
+        return []
     exchanges = fresh.rows.exchanges(slots.tolist(), plan.origin[slots, 0].tolist(), fresh.rows)
     groups = cut(fresh.batch, components.fields.exact(), [one.source for one in exchanges])
     return [one.placement(group) for one, group in zip(exchanges, groups, strict=True)]
@@ -92,7 +97,7 @@ def reference_of(fresh: FreshBatch, plan: Plan) -> torch.Tensor | None:
     sources = fresh.rows.of_here(np.where(plan.copied, plan.origin * size + plan.source, -1))
     own = np.arange(len(sources))
     index = np.where(sources < 0, own, sources - fresh.rows.here.start)
-    return fresh.reference[torch.from_numpy(index).to(fresh.reference.device)]
+    return fresh.reference[torch.from_numpy(index)]
 
 
 def row_flags(rows: RowLayout, plan: Plan, leaves_out: bool) -> torch.Tensor:
@@ -153,8 +158,7 @@ def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> 
         slots (`Sequence[int]`): Which groups.
         components ([`Components`]): How to cut each key, and the buffer, which numbers them.
     """
-    batch = fresh.batch if fresh.recorded is None else {**fresh.batch, compat.OLD_LOGPS: fresh.recorded}
-    fields, buffer = components.fields, components.buffer
+    batch, fields, buffer = fresh.batch, components.fields, components.buffer
     stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
     local = {slot: fresh.rows.local(slot) for slot in slots}
     groups = iter(cut(batch, fields, [rows for rows, _ in local.values() if rows.stop]))
@@ -170,7 +174,45 @@ def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> 
             update=buffer.clock.update,
         )
         candidates.append(candidate)
-    if compat.OLD_LOGPS in batch:
-        for candidate in candidates:
-            candidate.complete()
+        if candidate.group is None:
+            continue
+        if fresh.recorded is not None:
+            candidate.records = [Recorded(fresh.recorded, row) for row in range(rows.start, rows.stop)]
+        elif not candidate.waits:
+            fill_missing(candidate.group.tensors)
+        if PIXELS in candidate.group.tensors:
+            tensors = candidate.group.tensors.items()
+            candidate.images = begin({key: tensor for key, tensor in tensors if fields.is_image(key)})
     return candidates
+
+
+def send_batch(
+    batch: Batch,
+    given: Batch,
+    fetched: Batch,
+    fields: FieldTable,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> tuple[Batch, dict[str, torch.Tensor]]:
+    """A composed batch on the trainer's device: tensors that are still those of the fresh batch are the trainer's own,
+    and all others go up in one copy.
+
+    Args:
+        batch (`dict`): Its texts on the CPU.
+        given, fetched (`dict`): The fresh batch on the trainer's device and on the CPU.
+        fields ([`FieldTable`]): The batch keys that are known.
+        others (`Mapping[str, torch.Tensor]`): What goes up with it.
+
+    Returns:
+        The batch, and `others`.
+    """
+    sent: Batch = {
+        key: given[key] if key in fetched and value is fetched[key] else value for key, value in batch.items()
+    }
+    device = given["prompt_ids"].device
+    away = {
+        key: value
+        for key, value in sent.items()
+        if torch.is_tensor(value) and value.device != device and key != ROWS and not fields.is_image(key)
+    }
+    moved = send({**away, **{("", name): value for name, value in others.items()}}, device)
+    return {**sent, **{key: moved[key] for key in away}}, {name: moved["", name] for name in others}

@@ -83,7 +83,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     session = Session(trainer, in_force, components, RunAdvisor())
     session.files = Files(session, as_trl)
     if session.enabled:
-        session.tap.classes.check(trainer)
+        session.step.tap.classes.check(trainer)
         _begin(trainer, session)
     else:
         session.roll_call.announce_inactive()

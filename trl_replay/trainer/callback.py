@@ -60,6 +60,12 @@ class ReplayCallback(TrainerCallback):
         if state.is_world_process_zero:
             write_settings(self.session.config.to_dict(), self.session.trainer.callback_handler.callbacks)
 
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Look at what the loss has computed, before the model is updated by it."""
+        self.session.components.errors.check_due()
+
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

@@ -17,6 +17,7 @@ from ..extras.asynchronous.session import AsyncSession
 from ..extras.unsloth import loss as unsloth
 from ..generation.trainer_log import mark_replaced, take_column
 from ..session import Session
+from ..step.step import Step
 from .callback import ReplayCallback
 
 AnySession: TypeAlias = Session | AsyncSession
@@ -131,7 +132,7 @@ def refuse_patches_on_top(trainer: Any, session: AnySession) -> None:
 
 
 def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    if session.judge.rewards is not None:  # the trainer scores again while it scores: what it returns at last counts
+    if session.scoring:  # the trainer scores again while it scores: what it returns at last counts
         return stock(inputs)
     if session.detached:
         return _score_last(session, trainer, stock, inputs)
@@ -139,40 +140,41 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
 
 
 def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    session.replaced = []
-    session.judge.rewards = []
+    step = session.step
+    step.replaced = []
+    step.judge.rewards = []
     if trainer.model.training:
-        session.template = None
+        step.template = None
     paused = session.paused
     trains = trainer.model.training
     try:
-        if session.rebuilds:
-            return session.rebuild(stock(session.note_tasks(inputs)))
-        inputs = session.begin(inputs) if trains and not paused else inputs
+        if step.rebuilds:
+            return step.rebuild(stock(step.note_tasks(inputs)))
+        inputs = step.begin(inputs) if trains and not paused else inputs
         batch = stock(inputs)
-        session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
+        step.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
         if not trains:
             return batch
         if paused or session.paused or session.detached:
-            session.skip_batch(len(inputs))
+            step.skip_batch(len(inputs))
             return batch
         scored = unsloth.as_trl(trainer, batch)
-        composed = session.step(scored, lambda rows: _score_again(session, trainer, stock, rows))
+        composed = step.take(scored, lambda rows: _score_again(session, trainer, stock, rows))
         if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
-            session.replaced = [False] * len(session.replaced)
+            step.replaced = [False] * len(step.replaced)
             return batch
         return unsloth.as_unsloth(trainer, composed)
     finally:
-        session.judge.rewards = None
-        mark_replaced(trainer, session.replaced)
+        step.judge.rewards = None
+        mark_replaced(trainer, step.replaced)
         if session.detached and _is_ours(trainer.__dict__.get(compat.SCORE), session):
             leave(trainer, session)
 
 
 def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """A further round of the batch at hand, with rewards of its own."""
-    session.judge.rewards = []
-    return unsloth.as_trl(trainer, stock(session.note_tasks(inputs)))
+    session.step.judge.rewards = []
+    return unsloth.as_trl(trainer, stock(session.step.note_tasks(inputs)))
 
 
 def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
@@ -180,7 +182,7 @@ def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], input
     batch = stock(inputs)
     if trainer.model.training:
         try:
-            session.skip_batch(len(inputs))
+            session.step.skip_batch(len(inputs))
         finally:
             take_off(trainer, session)
     return batch
@@ -188,17 +190,17 @@ def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], input
 
 def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     rewards = stock(*args, **kwargs)
-    if session.judge.rewards is not None:
-        session.judge.rewards.append(rewards)
+    if session.step.judge.rewards is not None:
+        session.step.judge.rewards.append(rewards)
     return rewards
 
 
 def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any) -> Any:
-    if not session.tap.opens(inputs, trainer.model.training):
+    if not session.step.tap.opens(inputs, trainer.model.training):
         return stock(model, inputs)
-    with session.tap.classes.inserted(trainer):
+    with session.step.tap.classes.inserted(trainer):
         whole = getattr(type(trainer), compat.LOSS).__get__(trainer)
-        return session.tap.loss(lambda batch: whole(model, batch), inputs)
+        return session.step.tap.loss(lambda batch: whole(model, batch), inputs)
 
 
 def _unsloth_loss(
@@ -207,13 +209,13 @@ def _unsloth_loss(
     def plain(micro: Any) -> Any:
         return stock(model, micro, *args, **kwargs)
 
-    if not session.tap.opens(inputs, trainer.model.training):
+    if not session.step.tap.opens(inputs, trainer.model.training):
         return plain(inputs)
-    return session.tap.loss(unsloth.tapped(session.tap, trainer, plain), inputs)
+    return session.step.tap.loss(unsloth.tapped(session.step.tap, trainer, plain), inputs)
 
 
 def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    tap = session.tap
+    tap = session.step.tap
     model, ids = (*args, *(kwargs[name] for name in ("model", "input_ids")[len(args) :]))[:2]
     micro = tap.asks(model, ids)
     result = stock(*args, **kwargs)
@@ -221,39 +223,40 @@ def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any
 
 
 def _high_entropy(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return session.tap.high_entropy(stock(*args, **kwargs))
+    return session.step.tap.high_entropy(stock(*args, **kwargs))
 
 
 def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """Give a further iteration a batch of groups drawn anew, or the composed batch where nothing is drawn."""
-    if session.resumes_at and trainer.model.training:
-        _generate_for_resuming(session, trainer, stock, inputs)
-    template = session.template
+    step = session.step
+    if step.resumes_at and trainer.model.training:
+        _generate_for_resuming(step, trainer, stock, inputs)
+    template = step.template
     if template is not None and compat.begins_iteration(trainer) and template.step != compat.step(trainer):
         template.step = compat.step(trainer)
         template.micro_batches = template.micro_batches or getattr(trainer, compat.BUFFERED)
-        drawn = session.iterate(template)
+        drawn = step.iterate(template)
         seed = int(session.buffer.generators.local.integers(2**63))
         again = template.micro_batches if drawn is None else compat.micro_batches(trainer, drawn, seed)
         setattr(trainer, compat.BUFFERED, again)
     return stock(inputs)
 
 
-def _generate_for_resuming(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> None:
+def _generate_for_resuming(step: Step, trainer: Any, stock: Callable[..., Any], inputs: Any) -> None:
     """Let the trainer generate a batch in place of the one that was lost in the midst of its iterations. Nothing is
     drawn, stored, or counted for it, and neither the global generator nor the log notices."""
-    iteration, session.resumes_at = session.resumes_at, 0
-    if session.mode != RUNS or iteration >= trainer.num_iterations:
+    iteration, step.resumes_at = step.resumes_at, 0
+    if step.mode() != RUNS or iteration >= trainer.num_iterations:
         return
     compat.generate_at(trainer, iteration)
     device = trainer.accelerator.device
     logged = {key: list(values) for key, values in compat.training_metrics(trainer).items()}
-    session.rebuilds = True
+    step.rebuilds = True
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             stock(inputs)
     finally:
-        session.rebuilds = False
+        step.rebuilds = False
     compat.training_metrics(trainer).clear()
     compat.training_metrics(trainer).update(logged)
 

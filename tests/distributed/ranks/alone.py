@@ -268,22 +268,22 @@ def failing(case):
 
 def composing(case):
     """A batch can't be composed on one rank."""
-    stock = case.session.tap.expect
+    stock = case.session.step.tap.expect
 
     def expect(*args):
         if RANK == 1 and case.session.update == 3:
             raise torch.OutOfMemoryError("no memory on this rank")
         return stock(*args)
 
-    case.session.tap.expect = expect
+    case.session.step.tap.expect = expect
     return case.train()
 
 
 def training_again(case):
-    stock = case.session.tap.expect
+    stock = case.session.step.tap.expect
     with contextlib.suppress(torch.OutOfMemoryError, trl_replay.SeamError):
         composing(case)
-    case.session.tap.expect = stock
+    case.session.step.tap.expect = stock
     return case.train()
 
 

@@ -91,7 +91,7 @@ def trained(folder, rank, **settings):
         trainer, **{"replay_refill": f"new(rounds={ROUNDS})", "replay_max_fraction": 0.0, **replay}
     )
     steps = []
-    step = session.step
+    step = session.step.take
 
     def watched(batch, score):
         out = step(batch, score)
@@ -111,14 +111,14 @@ def trained(folder, rank, **settings):
         )
         return out
 
-    session.step = watched
+    session.step.take = watched
     trainer.train()
-    assert session.rounds is not None
+    assert session.step.rounds is not None
     return {
         "calls": script.calls,
         "steps": steps,
         "weights": weights_hash(trainer),
-        "tries": int(session.rounds.table.tries.sum()),
+        "tries": int(session.step.rounds.table.tries.sum()),
         "size": len(session.buffer),
     }
 

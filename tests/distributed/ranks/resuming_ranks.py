@@ -149,7 +149,7 @@ def positions(folder):
     settings = {"replay_refill": "new(rounds=2)", "prompts": PROMPTS[:24], "replay_scope": "process"}
     _, session = train(folder, **settings, max_steps=2, save_steps=2)
     found = restored(folder, str(folder / "checkpoint-2"), **settings, per_device_train_batch_size=8)
-    return {"then": session.rounds.state_dict()["source"], "now": found["rounds"]["source"]}
+    return {"then": session.step.rounds.state_dict()["source"], "now": found["rounds"]["source"]}
 
 
 TEACHER = [row for prompt in ("1+1=", "3-1=", "2*1=") for row in rows_of(prompt, list("2345"), [1, 0, 0, 0])]

@@ -27,11 +27,12 @@ from ...distributed.roll_call import roll_call_of
 from ...errors import ReplayError
 from ...protocols import SessionFiles
 from ...reporting import Reporting
-from ...session import NOT_ATTACHED, TAG
+from ...session import NOT_ATTACHED
 from ...setup.assembly import assemble
 from ...setup.components import Components, OfLoss
 from ...setup.config import ReplayConfig
 from ...setup.settings import Settings
+from ...step.step import TAG
 from ..outcome.advisor import RunAdvisor
 from .groups import SampleReader, sample_of_row
 from .preflight import queue_preflight

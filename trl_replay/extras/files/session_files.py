@@ -274,13 +274,13 @@ class Files:
         decision counted."""
         trainer, session, tasks = self._trainer(), self._session, self._components.tasks
         rollouts = Rollouts(trainer, [one for group in piece.mine for one in group], self._components.fields)
-        before = tasks.of_rows, session.judge.rewards
+        before = tasks.of_rows, session.step.judge.rewards
         tasks.of_rows = np.array([one.task for group in piece.mine for one in group], np.int64)
-        session.judge.rewards = []
+        session.step.judge.rewards = []
 
         def rewards(*given: Any, **named: Any) -> torch.Tensor:
-            session.judge.rewards.append(rollouts.rewards())
-            made: torch.Tensor = session.judge.rewards[-1]
+            session.step.judge.rewards.append(rollouts.rewards())
+            made: torch.Tensor = session.step.judge.rewards[-1]
             return made
 
         try:
@@ -290,10 +290,10 @@ class Files:
                 self._run(lambda: rollouts.check(scored))
                 batches: list[Batch] = []
                 self._run(lambda: batches.append(rollouts.complete(scored, piece.computes)))
-                kept: Tally = session.keep(batches[0], partial(self._chosen, piece, tally))
+                kept: Tally = session.step.keep(batches[0], partial(self._chosen, piece, tally))
                 return kept
         finally:
-            tasks.of_rows, session.judge.rewards = before
+            tasks.of_rows, session.step.judge.rewards = before
 
     def _store_samples(self, groups: Sequence[RolloutGroup], tally: Tally) -> None:
         """Store groups of another session's export, which need no scoring."""

@@ -1,0 +1,548 @@
+"""What a session does with each batch that the trainer scored, and with those that only enter the buffer."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from .. import compat
+from ..base.weights import changes_in_place, fingerprint
+from ..batch.candidates import LONGER, STALE, Block, Candidate, PendingGroups, serials_of
+from ..batch.compose import fetch_batch, padding, split_reference, with_reference
+from ..batch.group_view import REFERENCE, RULE, AdvantageRule
+from ..data.counters import SETTLED, Tally
+from ..data.types import Batch, Group, Groups, Placement, Row
+from ..distributed.communicator import Agreed, Communicator
+from ..distributed.decision import DETACHED, PAUSED, RUNS, Decision
+from ..distributed.roll_call import RollCall
+from ..distributed.row_layout import RowLayout
+from ..errors import ReplayError, SeamError
+from ..generation.generated import Generated
+from ..generation.judge import Judge
+from ..generation.rounds import Rounds, Score
+from ..loss.denominator import Denominator
+from ..loss.handshake import Handshake
+from ..loss.micro_batch import ROWS
+from ..loss.supply import Placed, Supply
+from ..loss.tap import Tap
+from ..reporting import Reporting
+from ..setup.components import Components
+from .carry import IterationTemplate, StepCarry
+from .decisions import Decisions
+from .fresh_batch import FreshBatch
+from .training_batch import (
+    collect,
+    compose_batch,
+    count_items,
+    reference_of,
+    row_factor,
+    row_flags,
+    send_batch,
+    write_advantages,
+)
+
+NOTHING_LEFT = (
+    "Another reward rule than the present one scored the groups of this run, so they have left the buffer, and it "
+    "generates no further batch: it would train on its one batch again and again. Name their file as "
+    "replay_warm_start, which is read again under a new rule; or call session.add(...) in the callback that changes "
+    "the rule, or in on_train_begin where training is resumed; or go back to the rule of then."
+)
+REPEATS = (
+    "This run generates one batch, and an iteration trains on it again, for no stored group could be drawn: it learns "
+    "nothing from its file. Raise the limit that holds groups back, or end the run here."
+)
+TAG = "trl-replay"
+"""On the card of a model that was trained on replayed groups."""
+
+
+class Step:
+    """The step of one session. `take` and `iterate` return the batch that is trained on; `keep` returns none. Every
+    process calls them equally often.
+
+    Args:
+        trainer (`Callable`): Gives the trainer.
+        components ([`Components`]): What the session is made of.
+        reporting ([`Reporting`]): Gets the metrics.
+        roll_call ([`RollCall`]): Checks that all processes come here.
+        read_again (`Callable`): Reads the file of `replay_warm_start` once more.
+
+    Attributes:
+        mode (`Callable`): Gives the state of replay: `RUNS`, `PAUSED`, or `DETACHED`.
+        handshake ([`Handshake`]): Whether the loss was seen to go through the tap.
+        supply ([`Supply`]): What replayed rows get in the loss.
+        tap ([`Tap`]): Records and supplies log-probs inside the loss.
+        communicator ([`Communicator`]): Talks to the other processes.
+        decisions ([`Decisions`]): Decides from columns alone.
+        judge ([`Judge`]): Makes groups of what the trainer scores. The trainer's wrapped `_calculate_rewards` feeds it
+            (`judge.rewards`) while the batch is scored, before `take`.
+        rounds ([`Rounds`], *optional*): Dynamic sampling, and prompts that a plugin chooses. None where neither is
+            set.
+        replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
+        carry ([`StepCarry`]): What the last generation batch left for the next one.
+        template ([`IterationTemplate`], *optional*): The batch on which further iterations are composed.
+        resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
+        rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
+        reference (`str`): Tells the reference model's states apart: that of the last look.
+    """
+
+    def __init__(
+        self,
+        trainer: Callable[[], Any],
+        components: Components,
+        reporting: Reporting,
+        roll_call: RollCall,
+        mode: Callable[[], int],
+        read_again: Callable[[], None],
+    ) -> None:
+        settings = components.settings
+        self._trainer = trainer
+        self._components = components
+        self._buffer = components.buffer
+        self._totals = components.buffer.totals
+        self._reporting = reporting
+        self._roll_call = roll_call
+        self.mode = mode
+        self._reread = read_again
+        components.errors.defers = components.processes == 1 and not compat.steps_in_backward(trainer())
+        self.handshake = Handshake()
+        self.supply = Supply(
+            components.correct, components.loss.bounds, components.loss.token_weights, components.errors.check
+        )
+        self.tap = Tap(
+            self.supply,
+            components.num_generations,
+            self.handshake,
+            components.errors,
+            components.loss.bounds.form,
+            trainer,
+        )
+        self.communicator = Communicator(components, int(trainer().accelerator.process_index))
+        self.decisions = Decisions(components, self.handshake, settings, lambda: compat.reward_rule(trainer()))
+        self.judge = Judge(trainer, settings, components, self.decisions.mixing.shape)
+        self.rounds: Rounds | None = None
+        if settings.acts and settings.chooses_prompts:
+            self.rounds = Rounds(trainer, settings, components, self.communicator, self.judge)
+        self.replaced: list[bool] = []
+        self.carry = StepCarry()
+        self.template: IterationTemplate | None = None
+        self.resumes_at = 0
+        self.rebuilds = False
+        self._repetition_told = False
+        self.reference = ""
+        self._reference_changes = 0
+        self._longest = compat.longest_completion(trainer())
+        if settings.acts:
+            self._look_at_reference()
+
+    def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
+        """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
+        if self.rounds is not None:
+            inputs = self.rounds.begin(inputs)
+        return self.note_tasks(inputs)
+
+    def note_tasks(self, inputs: Sequence[Row]) -> Sequence[Row]:
+        """Note what tasks the rows are of that the trainer is about to generate for; return them."""
+        first = self.communicator.rank * len(inputs)
+        size = self._components.num_generations
+        with self._components.errors.keeping():
+            now = self._trainer().num_generations
+            if now != size:
+                raise SeamError(
+                    f"num_generations was {size} at attach and is {now} now: stored groups have {size} rows. "
+                    "Set it back, or detach and attach again."
+                )
+            self._components.tasks.begin(inputs, first, size)
+        return inputs
+
+    def take(self, batch: Batch, score: Score | None = None) -> Batch:
+        """Take one generation batch: what stock scored goes in, what is trained on comes out.
+
+        Args:
+            batch (`dict`): As TRL returned it. Its rewards are those that the judge was fed while it was scored.
+            score (`Callable`, *optional*): Scores further rows as TRL does; needed where something is generated again.
+        """
+        self._roll_call.for_training()
+        started = time.perf_counter()
+        self.carry.unfinished = True
+        fetched = self._fetch(batch)
+        pending, rows = self._share(fetched, batch["prompt_ids"].size(0))
+        fresh = self._fresh(self._judge(fetched, rows, score), batch, fetched)
+        decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
+        agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
+        payload = self.communicator.move(fresh.rows, agreed.decision)
+        composed = self._train_on(fresh, agreed, payload, started)
+        self._read_again(agreed)
+        return composed
+
+    def _fetch(self, batch: Batch) -> Batch:
+        """The batch and its rewards on the CPU, where all is decided: the one wait for what was scored."""
+        rewards = self.judge.rewards or []
+        fetched = fetch_batch(batch, self._components.fields, rewards)
+        self.judge.rewards = [fetched.pop(number, scored) for number, scored in enumerate(rewards)]  # type: ignore[call-overload]
+        return fetched
+
+    def _read_again(self, agreed: Agreed[Decision]) -> bool:
+        """Read the file of `replay_warm_start` once more where its groups have left; tell whether that was done."""
+        if not agreed.total["unread"]:
+            return False
+        self._reread()
+        return True
+
+    @property
+    def iterates(self) -> bool:
+        """Tell whether iterations 2 … `num_iterations` draw groups of their own."""
+        return self._components.settings.acts and self._components.settings.iterates
+
+    @property
+    def draws_again(self) -> bool:
+        """Tell whether they train on these groups: not in a dry run."""
+        return self.iterates and not self._components.settings.config.replay_dry_run
+
+    def iterate(self, template: IterationTemplate) -> Batch | None:
+        """Begin a further iteration of a generation batch, on all processes together.
+
+        Args:
+            template ([`IterationTemplate`]): The generation batch.
+
+        Returns:
+            A batch of groups drawn anew. None where no process drew any, or replay is paused or detached: the composed
+            batch is trained on again.
+
+        Raises:
+            ReplayError: The run has nothing else to train on, as another reward rule scored its groups.
+        """
+        rows = template.fresh.rows
+        if self.mode() != RUNS:
+            self.skip_batch(rows.count, at_end=True)
+            self.tap.expect_again(template.expected)
+            return None
+        fresh = template.fresh
+        pending, rows = self._share(None, rows.count)
+        iteration = compat.iteration(self._trainer())
+        decide = partial(self.decisions.fill_iteration, fresh, rows, pending, self.carry.collected_at, iteration)
+        agreed = self.communicator.agree(rows, decide, serials_of(pending))
+        payload = self.communicator.move(rows, agreed.decision)
+        self._count_iteration(agreed)
+        if self._read_again(agreed):
+            return self.iterate(template)
+        with self._components.errors.keeping():
+            if agreed.total["replaced"]:
+                composed, placements = compose_batch(fresh, agreed.decision, payload, self._components)
+                return self._expect(fresh, agreed, composed, [], placements)
+            if compat.generates_once(self._trainer()):
+                self._stop_repeating(agreed.decision.tally)
+        self.tap.expect_again(template.expected)
+        return None
+
+    def _stop_repeating(self, tally: Tally) -> None:
+        """A run that generates one batch finds no group to draw: refuse where none will come, else warn once.
+
+        Raises:
+            ReplayError: Another reward rule scored its groups.
+        """
+        if not len(self._buffer) and self._buffer.scored_from:
+            raise ReplayError(NOTHING_LEFT)
+        if not self._repetition_told and self.communicator.rank == 0:
+            self._repetition_told = True
+            why = "; ".join(tally.reasons) or "see session.explain()"
+            warnings.warn(f"{REPEATS} Why nothing was drawn: {why}.", stacklevel=2)
+
+    def rebuild(self, batch: Batch) -> Batch:
+        """Rebuild the template of further iterations after resuming between two of them, from a freshly generated
+        batch. It trains only where nothing is drawn.
+
+        Args:
+            batch (`dict`): As TRL returned it.
+        """
+        self.tap.expect_nothing()
+        self._roll_call.for_training()
+        success, shares = self._buffer.rules.success, self.communicator.shares
+        known = success.state_dict()
+        fetched = self._fetch(batch)
+        rows = self.communicator.share(fetched, batch["prompt_ids"].size(0), None)
+        fresh = self._fresh(self._judge(fetched, rows, None), batch, fetched)
+        self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
+        success.load_state_dict(known)
+        self.communicator.shares = shares
+        return batch
+
+    def _count_iteration(self, agreed: Agreed[Decision]) -> None:
+        settled = {name: agreed.total[name] for name in SETTLED}
+        drawn = {**settled, "iterated": agreed.total["replaced"]}
+        self._totals.add(agreed.decision.tally.of_iteration(), batches=0, of_all_ranks=drawn)
+        self.carry.settled = {name: settled[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
+        self._reporting.log_iteration(agreed.total)
+
+    def skip_batch(self, count: int, at_end: bool = False) -> None:
+        """A generation batch of `count` rows that replay leaves as it is. The other processes must hear of it, or they
+        would wait for this one.
+
+        Args:
+            count (`int`): Rows of this process.
+            at_end (`bool`): Training ends: nothing was generated.
+
+        Raises:
+            SeamError: Replay runs on another process.
+        """
+        if not at_end:
+            self.tap.expect_nothing()
+        if self.mode() == PAUSED and not at_end:
+            self._totals.pause(count * self._components.processes)
+        if self._components.processes == 1:
+            return
+        self._roll_call.for_training()
+        rows = self.communicator.share(None, count, None)
+        if self.rounds is not None and not at_end:
+            self.rounds.skip_batch(self.mode())
+        self.communicator.agree(rows, Decision, mode=self.mode())
+
+    def finish(self) -> None:
+        """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
+        if not self.carry.unfinished:
+            return
+        self.carry.unfinished = False
+        self._roll_call("end", "the end of training")
+        count = compat.local_rows(self._trainer())
+        if self.mode() == DETACHED:
+            self.skip_batch(count, at_end=True)
+            return
+        pending, rows = self._share(None, count)
+        self._settle(rows, pending)
+
+    def keep(self, batch: Batch, choose: Callable[[Groups], tuple[Groups, list[int]]]) -> Tally:
+        """Let a scored batch enter the buffer: share, judge, collect, and settle it. Nothing of it is trained on, and
+        nothing in it is replaced.
+
+        Args:
+            batch (`dict`): As TRL returned it, with log-probs.
+            choose (`Callable`): Of its groups, gives them as they are to be stored, and which of them are.
+
+        Returns:
+            What was counted.
+        """
+        count = batch["prompt_ids"].size(0)
+        fetched = self._fetch(batch)
+        rows = self._share_columns(fetched, count, None)
+        fresh = self._fresh(self._judge(fetched, rows, None), batch, fetched)
+        pending = PendingGroups(fresh.groups, [])
+        with self._components.errors.keeping():
+            groups, slots = choose(fresh.groups)
+            pending = PendingGroups(groups, collect(replace(fresh, groups=groups), slots, self._components))
+        rows = self._share_columns(None, count, pending)
+        return self._settle(rows, pending)
+
+    def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Tally:
+        """Settle candidates, and nothing else; return what was counted."""
+
+        def decide() -> Decision:
+            tally = Tally()
+            return Decision(tally, self.decisions.settle(pending, rows, [], tally))
+
+        agreed = self.communicator.agree(rows, decide, serials_of(pending))
+        self.communicator.move(rows, agreed.decision)
+        self.communicator.agree(rows, Decision)  # what failed while payload moved
+        self._totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
+        return agreed.decision.tally
+
+    def _judge(self, batch: Batch, rows: RowLayout, score: Score | None) -> Generated:
+        """The batch, with further groups in the slots of dead ones where that is set."""
+        if self.rounds is not None and score is not None:
+            return self.rounds.complete(batch, rows, score)
+        with self._components.errors.keeping():
+            return self.judge.look(batch, rows)
+        return Generated.unseen(batch, rows)
+
+    def _fresh(self, generated: Generated, given: Batch, fetched: Batch) -> FreshBatch:
+        """The batch with all that decisions need: log-probs that are stored without being seen by the loss, and a
+        plugin's advantages. What fails is kept, since another process may wait in a forward pass."""
+        rows = generated.rows
+        setup = compat.reward_setup(self._trainer())
+        batch, reference = split_reference(generated.batch, self._components.settings.config.replay_kl)
+        of_tokens = self._components.fields.has_token_advantages(batch)
+        recorded = None
+        keys: frozenset[str] = frozenset()
+        with self._components.errors.keeping():
+            if self._components.forwards_to_record:
+                forwarded, _ = send_batch(generated.batch, given, fetched, self._components.fields)
+                logps = compat.forward_logps(self._trainer(), forwarded)
+                recorded = None if logps is None else Block(logps)
+        with self._components.errors.keeping():
+            batch = write_advantages(batch, rows, generated.fresh, of_tokens)
+            keys = rows.takes(self._components.fields.stored_keys(batch))
+        return FreshBatch(
+            batch=batch,
+            given=given,
+            fetched=fetched,
+            rows=rows,
+            groups=generated.fresh,
+            generations=generated.generations,
+            refilled=generated.refilled,
+            rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size, of_tokens),
+            keys=keys,
+            recorded=recorded,
+            reference=reference,
+            logps_known=recorded is not None or compat.OLD_LOGPS in batch,
+        )
+
+    def _train_on(
+        self, fresh: FreshBatch, agreed: Agreed[Decision], payload: Mapping[int, Group], started: float
+    ) -> Batch:
+        """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
+        self.replaced = agreed.replaced
+        if agreed.total["replaced"] and not self._components.settings.config.replay_dry_run:
+            compat.tag_model(self._trainer(), TAG)
+        if self.draws_again:  # whatever fails below: all ranks come to the next iteration
+            self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
+        try:
+            composed, placements = compose_batch(fresh, agreed.decision, payload, self._components)
+            candidates = collect(fresh, agreed.decision.candidates, self._components)
+            self.carry.collected(PendingGroups(fresh.groups, candidates), self._buffer.clock.update)
+            self.handshake.awaited = True
+            waiting = [] if fresh.logps_known else [candidate for candidate in candidates if candidate.waits]
+            share = padding(composed)
+            composed = self._expect(fresh, agreed, composed, waiting, placements)
+            if self.template is not None:
+                self.template.expected = self.tap.expected
+            self._totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
+            self._log(share, agreed.total, fresh, started)
+            return composed
+        except Exception as caught:
+            self.handshake.awaited = False  # the loss gets a batch that need not go through the seam
+            self.tap.expect_nothing()
+            self._components.errors.keep(caught)
+            return self._sent(with_reference(fresh.batch, fresh.reference), fresh)
+
+    def _expect(
+        self,
+        fresh: FreshBatch,
+        agreed: Agreed[Decision],
+        composed: Batch,
+        candidates: Sequence[Candidate],
+        placements: Sequence[Placement],
+    ) -> Batch:
+        """The composed batch as the loss gets it: tokens counted, row ids added, the reference's log-probs back."""
+        plan, total, size = agreed.decision.plan, agreed.total, fresh.rows.size
+        factor = row_factor(total, size)
+        flags = row_flags(fresh.rows, plan, leaves_out=factor != 1.0)
+        trainer = self._trainer()
+        denominator = Denominator(compat.denominator(trainer), factor, compat.bonus_over_items(trainer))
+        ids = self.tap.expect(flags, candidates, placements, denominator, composed["advantages"])
+        told = fresh.rows.told_items if denominator.kind == "items" else None
+        with_count = count_items(composed, total, size, told)
+        composed = with_reference({**with_count, ROWS: ids}, reference_of(fresh, plan))
+        return self._sent(composed, fresh, self.supply.placed)
+
+    def _sent(self, batch: Batch, fresh: FreshBatch, placed: Placed | None = None) -> Batch:
+        """A batch that was composed of a fresh one, on the trainer's device, and with it what was placed there."""
+        placed = Placed() if placed is None else placed
+        sent, placed.tensors = send_batch(batch, fresh.given, fresh.fetched, self._components.fields, placed.tensors)
+        return sent
+
+    def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, RowLayout]:
+        """Share the columns of `count` rows of this process and of the last batch's candidates, and whether the reward
+        rule is another one. The candidates leave the carry here, and are returned: this step settles them. If the
+        reference model of any process has changed since the last batch, groups that hold its log-probs leave
+        everywhere, those that wait included."""
+        self._forget_longer()
+        rows = self._share_columns(batch, count, self.carry.pending)
+        return self.carry.take(), rows
+
+    def _share_columns(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
+        changed = 0
+        with self._components.errors.keeping():
+            changed = (REFERENCE * self.has_other_reference()) | (RULE * self.decisions.has_other_rule())
+        rows = self.communicator.share(batch, count, pending, changed)
+        if (rows.columns["changed"] & REFERENCE).any():
+            self.forget_reference()
+        return rows
+
+    def _forget_longer(self) -> None:
+        """Groups leave that are longer than completions may be now, if that is less than before."""
+        before, self._longest = self._longest, compat.longest_completion(self._trainer())
+        if self._longest >= before:
+            return
+        dropped = self._buffer.forget_longer(self._longest)
+        pending = self.carry.pending
+        if pending is not None:
+            self.carry.pending, refused = pending.up_to(self._longest)
+            dropped += refused
+        self._totals.reasons[f"an entry was dropped: {LONGER}={self._longest:.0f}"] += dropped
+
+    def has_other_reference(self) -> bool:
+        """Look at the reference model: has it changed since the last look? A callback may copy the policy into it, or
+        put another one in its place. While none is used, the last one counts."""
+        before, changes = self.reference, self._reference_changes
+        self._look_at_reference()
+        return before != self.reference or changes != self._reference_changes
+
+    def _look_at_reference(self) -> None:
+        parameters = compat.reference_parameters(self._trainer())
+        self.reference = fingerprint(parameters) or self.reference
+        is_model = getattr(self._trainer(), "ref_model", None) is not None  # vLLM's adapters are merged in place
+        self._reference_changes = changes_in_place(parameters) if is_model else 0
+
+    def forget_reference(self) -> None:
+        """Groups that hold the reference's log-probs leave; those that wait are refused."""
+        dropped = self._buffer.forget_with(compat.REF_LOGPS)
+        if dropped:
+            self._totals.reasons[f"an entry was dropped: {STALE}"] += dropped
+        if self.carry.pending is not None:
+            self.carry.pending = self.carry.pending.outdated(compat.REF_LOGPS)
+
+    def _log(self, share: float, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
+        since = {name: total[name] + count for name, count in self.carry.settled.items()}
+        self.carry.settled = {}
+        values = {"replay/padding": share}
+        batches = self._totals.batches + self._totals.of_all_ranks["paused_batches"]
+        if self.iterates and batches > 1:
+            values["replay/replay_ratio"] = self._buffer.clock.update / (batches - 1)
+        if self.rounds is not None:
+            values["replay/rounds"] = float(self.rounds.done)
+            values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
+        context = replace(self._buffer.local_context(), fresh=fresh.groups)
+        self._reporting.log_groups({**total, **since}, fresh.rule.scored, context, values)
+        generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
+        self._reporting.record({"replay/seconds": time.perf_counter() - started - generating})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it; JSON can hold all but `pending` (candidates) and `prompts` (columns of
+        those generated for)."""
+        rounds = self.rounds
+        return {
+            "pending": self.carry.pending,
+            "prompts": None if rounds is None else rounds.table.state_dict(),
+            "shares": self.communicator.shares,
+            "iteration": 0 if self.template is None else compat.begun_iteration(self._trainer()),
+            "verified": self.handshake.verified,
+            **self.carry.state_dict(),
+            "reference": self.reference,
+            "rounds": None if rounds is None else rounds.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], of_ranks: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Take what `state_dict` gave; runs that generated nothing again have left neither `rounds` nor `prompts`.
+
+        Args:
+            state (`Mapping`): This rank's.
+            of_ranks (`Sequence[Mapping]`, *optional*): Of several ranks, what is known about generating, where these
+                are not the same as then.
+        """
+        self.communicator.shares = state["shares"]
+        self.resumes_at = state["iteration"] if self.draws_again else 0
+        self.handshake.verified = state["verified"]
+        self.handshake.awaited = False
+        self.carry.load_state_dict(state)
+        self.carry.pending = state["pending"]
+        if self.rounds is None:
+            return
+        ranks = of_ranks or [state]
+        known = [of_rank["rounds"] for of_rank in ranks if of_rank["rounds"]]
+        if known:
+            self.rounds.load_state_dict(*known)
+        seen = [of_rank["prompts"] for of_rank in ranks if of_rank["prompts"]]
+        if seen:
+            self.rounds.table.load_state_dict(*seen, own=of_ranks is None)
