@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import os
-import resource
 import sys
 import warnings
 from collections import defaultdict
@@ -27,6 +25,7 @@ os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELIS
 
 import torch
 import transformers
+from isolated import isolated
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
 from trl_replay.setup.model_trial import try_model
@@ -34,7 +33,6 @@ from trl_replay.testing import make_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 BEGIN, END = "<!-- from benchmarks/architectures.py -->", "<!-- end of benchmarks/architectures.py -->"
-LIMIT_S, LIMIT_BYTES = 60, 6 << 30
 PADDING, LENGTH, DIFFERS = 3, 68, 1e-3
 SIZES = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "word_embed_proj_dim"), 64),
@@ -73,12 +71,12 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table into docs/compatibility.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = {name: in_its_own_process(name) for name in options.names}
+    found = {name: isolated(tried, name) for name in options.names}
     for name, result in found.items():
         print(f"{name}: {result}", flush=True)
-    tried = {name: result for name, result in found.items() if isinstance(result, tuple)}
-    wrong = [name for name, (moved, reads) in tried.items() if (moved > DIFFERS) != reads]
-    print(f"\n{len(tried)} of {len(found)} could be built and tried; the trial is wrong on {wrong or 'none'}\n")
+    known = {name: result for name, result in found.items() if isinstance(result, tuple)}
+    wrong = [name for name, (far, reads) in known.items() if (far > DIFFERS) != reads]
+    print(f"\n{len(known)} of {len(found)} could be built and tried; the trial is wrong on {wrong or 'none'}\n")
     told = table(found)
     print(told)
     if options.write:
@@ -102,32 +100,12 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([head, *lines])
 
 
-def in_its_own_process(name: str) -> tuple[float, bool] | str:
-    """How far log-probs move, in nats, and what the trial says; or why that is not known."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=send, args=(name, sender))
-    process.start()
-    sender.close()
-    result: Any = f"took more than {LIMIT_S} s, or died"
-    with contextlib.suppress(EOFError):
-        if receiver.poll(LIMIT_S):
-            result = receiver.recv()
-    process.kill()
-    process.join()
-    return result  # type: ignore[no-any-return]
-
-
-def send(name: str, sender: Any) -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+def tried(name: str) -> tuple[float, bool]:
+    """How far log-probs move, in nats, and what the trial says."""
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    try:
-        model = tiny(name)
-        sender.send((moved(model), says(model)))
-    except BaseException as error:
-        sender.send(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160])
+    model = tiny(name)
+    return moved(model), says(model)
 
 
 def tiny(name: str) -> Any:

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import io
-import multiprocessing
 import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from isolated import isolated
+
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "several-rewards.md"
 BEGIN, END = "<!-- from benchmarks/rewards.py -->", "<!-- end of benchmarks/rewards.py -->"
-ENTRIES, LIMIT_S, NONSENSE = 40, 60, "xq zv"
+ENTRIES, NONSENSE = 40, "xq zv"
 NEARLY_ALL = 0.9
 
 
@@ -46,29 +45,6 @@ def scores_of(name: str) -> dict[str, Any]:
             except Exception:
                 found["raised"] += 1
     return found
-
-
-def in_its_own_process(name: str) -> dict[str, Any] | str:
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def send() -> None:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            try:
-                sender.send(scores_of(name))
-            except BaseException as error:
-                sender.send(f"{type(error).__name__}: {error}"[:120])
-
-    process = context.Process(target=send)
-    process.start()
-    sender.close()
-    result: Any = f"took more than {LIMIT_S} s"
-    with contextlib.suppress(EOFError):
-        if receiver.poll(LIMIT_S):
-            result = receiver.recv()
-    process.kill()
-    process.join()
-    return result  # type: ignore[no-any-return]
 
 
 def kinds_of(found: dict[str, Any]) -> list[str]:
@@ -128,7 +104,7 @@ def main() -> int:
 
     rows: dict[str, list[str]] = defaultdict(list)
     for name in sorted(DATASETS):
-        found = in_its_own_process(name)
+        found = isolated(scores_of, name)
         for kind in kinds_of(found) if isinstance(found, dict) else [f"not tried: {found.partition(':')[0]}"]:
             rows[kind].append(name)
     head = f"| reasoning-gym {version('reasoning-gym')}, {len(DATASETS)} data sets, {ENTRIES} entries each | |"
