@@ -567,6 +567,26 @@ def reference_parameters(trainer: Any) -> list[Any]:
     return [parameter for name, parameter in model.named_parameters() if trained.isdisjoint(name.split("."))]
 
 
+def reference_problems(trainer: Any) -> Iterator[str]:
+    """Yield why a reference that is the model with its adapter off would change, or change the policy."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not getattr(trainer, "beta", 0.0) or not hasattr(model, "disable_adapter"):
+        return
+    active = model.active_adapters
+    if len(active) > 1:
+        yield (
+            f"with beta={trainer.beta:g} TRL activates one adapter after each look at the reference, and "
+            f"{', '.join(map(repr, active))} are active: the policy would change. Merge the others into the base "
+            "model, or set beta=0"
+        )
+    biases = {getattr(model.peft_config[name], "bias", "none") for name in active} - {"none"}
+    for bias in biases:
+        yield (
+            f"bias={bias!r} of the adapter's config trains biases of the base model, which is the reference "
+            f"(beta={trainer.beta:g}): every update would empty the buffer. Use bias='none', or set beta=0"
+        )
+
+
 def awaits_its_engine(trainer: Any) -> bool:
     """Return whether DeepSpeed's ZeRO 3 has sharded the model while it was loaded, and nothing can put it together for
     a forward yet: the trainer makes DeepSpeed's engine when training begins."""

@@ -8,9 +8,14 @@ import pytest
 import torch
 from releases import INTERPRETED
 from replaying import build, replay
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Rewards, Spy
+
+import trl_replay
+from trl_replay import RefusedError
+from trl_replay.testing import make_model, make_tokenizer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+LAYERS = {"target_modules": ["q_proj", "v_proj"]}
 
 
 def test_replay_goes_with_lora_dropout(tmp_path: Any) -> None:
@@ -20,6 +25,79 @@ def test_replay_goes_with_lora_dropout(tmp_path: Any) -> None:
     trainer = build(tmp_path, Rewards(*SCRIPT), arguments={"peft_config": adapter})
     trainer.independent = False
     replay(trainer)
+
+
+def adapter(method: str, **settings: Any) -> Any:
+    import peft
+
+    return getattr(peft, f"{method}Config")(task_type="CAUSAL_LM", **settings)
+
+
+@pytest.mark.filterwarnings("ignore:The model has learned absolute positions")  # padding lies behind virtual tokens
+@pytest.mark.filterwarnings("ignore:Position ids are not supported")
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("Lora", LAYERS),
+        ("Lora", {**LAYERS, "use_dora": True}),
+        ("Lora", {**LAYERS, "trainable_token_indices": [4, 5, 6, 7]}),
+        ("Lora", {**LAYERS, "modules_to_save": ["lm_head"]}),
+        ("TrainableTokens", {"token_indices": [4, 5, 6, 7]}),
+        ("Vera", {**LAYERS, "r": 4}),
+        ("OFT", {**LAYERS, "oft_block_size": 8, "r": 0}),
+        ("PromptTuning", {"num_virtual_tokens": 3}),
+        ("PrefixTuning", {"num_virtual_tokens": 3}),
+    ],
+)
+def test_the_stored_reference_is_the_base_model_whatever_the_adapter(
+    tmp_path: Any, method: str, settings: Any
+) -> None:
+    """Held against a forward of the base model that never had an adapter."""
+    chosen = {"peft_config": adapter(method, **settings)}
+    trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, arguments=chosen, beta=0.1, max_steps=4)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    plain = make_model(make_tokenizer()).eval()
+    updates = set()
+    for serial in session.buffer:
+        group = session.buffer.load(serial)
+        lengths = group.completion_lengths.tolist()
+        completions = group.tensors["completion_ids"].long().split(lengths)
+        references = group.tensors["ref_per_token_logps"].split(lengths)
+        prompt = group.tensors["prompt_ids"][: int(group.prompt_lengths[0])].long()
+        updates.add(int(session.buffer.table.update[session.buffer.table.rows_of([serial])[0]]))
+        for ids, reference in zip(completions, references, strict=True):
+            with torch.no_grad():
+                logits = plain(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+            torch.testing.assert_close(reference, expected, rtol=1e-4, atol=1e-5)
+    assert max(updates) > 0, "some are of a policy that had been trained"
+    policy = trainer.losses[-1]["logps"] - trainer.losses[-1]["inputs"]["ref_per_token_logps"]
+    assert (policy * trainer.losses[-1]["inputs"]["completion_mask"]).abs().max() > 1e-3, "the adapter was trained"
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_an_adapter_that_trains_the_reference_along_is_refused(tmp_path: Any, bias: str) -> None:
+    chosen = {"peft_config": adapter("Lora", **LAYERS, bias=bias)}
+    with pytest.raises(RefusedError, match=rf"bias='{bias}' .*beta=0.1.* Use bias='none', or set beta=0"):
+        trl_replay.attach(build(tmp_path / "on", Rewards(*SCRIPT), arguments=chosen, beta=0.1))
+    trl_replay.attach(build(tmp_path / "off", Rewards(*SCRIPT), arguments=chosen))
+
+
+def test_a_second_active_adapter_is_refused_with_a_reference(tmp_path: Any) -> None:
+    """TRL 1.16 activates `model.active_adapter`, which is one, after it has computed the reference's log-probs."""
+    from peft import get_peft_model
+
+    def model() -> Any:
+        made = get_peft_model(make_model(make_tokenizer()), adapter("Lora", **LAYERS))
+        made.add_adapter("other", adapter("Lora", **LAYERS))
+        made.base_model.set_adapter(["default", "other"])
+        return made
+
+    with pytest.raises(RefusedError, match=r"'default', 'other' are active.* Merge the others .* or set beta=0"):
+        trl_replay.attach(build(tmp_path / "on", Rewards(*SCRIPT), model=model(), beta=0.1))
+    trl_replay.attach(build(tmp_path / "off", Rewards(*SCRIPT), model=model()))
 
 
 def test_replay_is_right_with_gradient_checkpointing(tmp_path: Any) -> None:
@@ -42,8 +120,6 @@ def test_replay_is_right_with_a_compiled_model(tmp_path: Any) -> None:
 
 
 def test_bfloat16_weights_store_log_probs_as_they_were_computed(tmp_path: Any) -> None:
-    from trl_replay.testing import make_model, make_tokenizer
-
     model = make_model(make_tokenizer()).to(torch.bfloat16)
     trainer = build(tmp_path, Rewards(*SCRIPT), model=model)
     trainer.independent = False
