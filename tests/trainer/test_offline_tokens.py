@@ -184,6 +184,39 @@ def as_verifiers(message, numbered):
     return {**message, "tool_calls": flat or None}
 
 
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
+@pytest.mark.parametrize("form", ["mappings", "from_list", "json", "file"])
+def test_arguments_that_a_dataset_fills_in_reach_no_template(tmp_path, form):
+    """`from_list` of datasets 5.2 gives every call all arguments of all calls, None where it had none."""
+    from datasets import Dataset, load_dataset
+
+    arguments = [{"key": "a"}, {"other": {"x": 1}}, {"key": "c", "other": {"y": [2]}}, '{"key": null}']
+    made = rows_of(QUESTION, [*map(calling, arguments[:3]), *said("4")], REWARDS)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, made)))
+    source = {
+        "mappings": lambda: rows_of(QUESTION, list(map(calling, arguments)), REWARDS),
+        "from_list": lambda: Dataset.from_list(made),
+        "json": lambda: load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path)),
+        "file": lambda: str(path),
+    }[form]()
+    session = attached(tool_trainer(tmp_path))
+    assert session.add(source) == 1
+    told = [text.removesuffix("<|im_end|>") for text in stored(session)]
+    assert told[:3] == [as_qwen(one) for one in arguments[:3]]
+    assert told[3] == (as_qwen({"key": None}) if form == "mappings" else "4"), "null as text is the model's"
+
+
+def calling(arguments):
+    """A completion that calls a tool and says nothing beside."""
+    call = {"type": "function", "function": {"name": "lookup", "arguments": arguments}}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+def as_qwen(arguments):
+    return f'<tool_call>\n{{"name": "lookup", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
 def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path):
     trainer = chat_trainer(tmp_path, max_completion_length=40)
     session = attached(trainer)

@@ -248,7 +248,8 @@ class Tokens:
 
 def cleaned(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Return messages in the form that chat templates know: without keys that are None (files with columns have all
-    keys of all messages), calls of tools as mappings, and names of tools where only the number of a call is given.
+    keys of all messages, and all arguments of all calls), calls of tools as mappings, and names of tools where only
+    the number of a call is given.
 
     Raises:
         RowError: A call of a tool can't be read.
@@ -257,7 +258,7 @@ def cleaned(messages: Sequence[Any]) -> list[dict[str, Any]]:
     names: dict[Any, str] = {}
     called: list[str] = []  # and not answered so far
     for message in messages:
-        kept = {name: value for name, value in message.items() if value is not None}
+        kept = _filled(message)
         if kept.get("tool_calls") is not None and len(kept["tool_calls"]):
             kept["tool_calls"] = list(map(_call, kept["tool_calls"]))
             names |= {call.get("id"): call["function"]["name"] for call in kept["tool_calls"]}
@@ -276,6 +277,13 @@ def cleaned(messages: Sequence[Any]) -> list[dict[str, Any]]:
 def has_turns(completion: Any) -> bool:
     """Tell whether somebody else than the model speaks in a completion."""
     return not isinstance(completion, str) and not all(map(_is_models, completion))
+
+
+def _filled(value: Any) -> Any:
+    """Return a value without the keys of its mappings that are None."""
+    if isinstance(value, Mapping):
+        return {name: _filled(held) for name, held in value.items() if held is not None}
+    return [_filled(held) for held in value] if isinstance(value, list) else value
 
 
 def _call(given: Any) -> dict[str, Any]:
