@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from chat import ENDS_WHOLE, NAMES_CHANNEL, QUESTION, attached, chat_trainer, stored, tool_trainer
+from chat import ENDS_WHOLE, NAMES_CHANNEL, QUESTION, TEMPLATE, attached, chat_trainer, stored, tool_trainer
 from releases import since
 from support import DEAD, LIVE, Rewards, record
 from teacher import rows, rows_of
@@ -248,6 +248,23 @@ def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(t
     assert session.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS])) == 1
     (counted,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
     assert reason in counted
+
+
+SAYS_ONE = "{% if messages|length > 2 %}{{ raise_exception('one turn alone') }}{% endif %}" + TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        (lambda: calling({"key": "a"}), "the chat template leaves out its tool_calls"),
+        (lambda: [*said("1")[0], {"role": "user", "content": "no"}, *said("2")[0]], "one turn alone"),
+    ],
+    ids=["calls of tools without content", "several turns"],
+)
+def test_a_file_of_which_every_row_is_refused_is_warned_of_with_the_reason(tmp_path, completion, reason):
+    session = attached(chat_trainer(tmp_path, template=SAYS_ONE))
+    with pytest.warns(UserWarning, match=f"No group of the rows given was added: a row was refused: .*{reason}"):
+        assert session.add(rows_of(QUESTION, [completion()] * 4, REWARDS)) == 0
 
 
 def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path):
