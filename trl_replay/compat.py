@@ -570,17 +570,16 @@ def reference_parameters(trainer: Any) -> list[Any]:
 def reference_problems(trainer: Any) -> Iterator[str]:
     """Yield why a reference that is the model with its adapter off would change, or change the policy."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if not getattr(trainer, "beta", 0.0) or not hasattr(model, "disable_adapter"):
+    if not trainer.beta or not hasattr(model, "disable_adapter"):
         return
     active = model.active_adapters
-    if len(active) > 1:
+    if active[1:]:
         yield (
             f"with beta={trainer.beta:g} TRL activates one adapter after each look at the reference, and "
             f"{', '.join(map(repr, active))} are active: the policy would change. Merge the others into the base "
             "model, or set beta=0"
         )
-    biases = {getattr(model.peft_config[name], "bias", "none") for name in active} - {"none"}
-    for bias in biases:
+    for bias in {getattr(model.peft_config[name], "bias", "none") for name in active} - {"none"}:
         yield (
             f"bias={bias!r} of the adapter's config trains biases of the base model, which is the reference "
             f"(beta={trainer.beta:g}): every update would empty the buffer. Use bias='none', or set beta=0"

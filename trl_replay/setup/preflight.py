@@ -34,8 +34,11 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     Raises:
         RefusedError: There is at least one reason.
     """
-    reasons = [*compat.liger_problems(trainer), *compat.reference_problems(trainer)]
-    reasons += _misfits(trainer, settings, components.scope)
+    reasons = [
+        *compat.liger_problems(trainer),
+        *compat.reference_problems(trainer),
+        *_misfits(trainer, settings, components.scope),
+    ]
     reasons += _baselines_over_two_prompts(settings, components)
     reasons += _without_effect_on_kl(trainer, settings)
     if settings.iterates:
