@@ -1,9 +1,14 @@
 """A group belongs to the dataset row that was asked for: one prompt with several labels is several tasks."""
 
 import json
+from datetime import datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+from unittest import mock
 
 import pyarrow.parquet
 import pytest
+from chat import QUESTION, TEMPLATE, chat_trainer, stored
 from datasets import IterableDataset
 from following import Followed, build, crossed, follow
 from generating import Coins
@@ -327,3 +332,37 @@ def test_groups_that_are_added_before_training_are_of_the_tasks_that_it_trains_o
     (added,) = session.buffer.table.prompt.tolist()
     trainer.train()
     assert added in session.buffer.table.prompt.tolist()[1:]
+
+
+def test_a_date_in_the_rendered_prompt_tells_no_tasks_apart(tmp_path):
+    """A task goes by the dataset's row; tokens of a stored prompt stay those that its completions answered."""
+    trainer = chat_trainer(tmp_path, template="{{ strftime_now('%d') }}" + TEMPLATE, max_steps=2)
+    trainer.reward_funcs[0].batches = ([LIVE] * 3,)
+    session = trl_replay.attach(trainer)
+    first = datetime(2026, 11, 28)
+    clock = mock.Mock(now=lambda: first + timedelta(days=trainer.state.global_step))
+    with mock.patch("transformers.utils.chat_template_utils.datetime", clock):
+        trainer.train()
+        completions = [[{"role": "assistant", "content": text}] for text in "1234"]
+        session.add(
+            [{"prompt": QUESTION, "completion": said, "reward": float(said is completions[0])} for said in completions]
+        )
+    days = [stored(session, serial, "prompt_ids")[0][:2] for serial in session.buffer]
+    assert days == ["28"] * 3 + ["29"] * 3 + ["30"]
+    assert set(session.buffer.table.prompt.tolist()) == {session.components.tasks.key({"prompt": QUESTION})}
+
+
+def test_the_templates_of_trl_that_say_todays_date_are_named():
+    (row,) = [
+        line
+        for line in (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text().splitlines()
+        if "today's date" in line
+    ]
+    templates = [path for path in (files("trl") / "chat_templates").iterdir() if path.name.endswith(".jinja")]
+    dated = {
+        path.name.removesuffix(".jinja").removesuffix("_training")
+        for path in templates
+        if "strftime_now" in path.read_text()
+    }
+    assert dated
+    assert [name for name in dated if f"`{name}`" not in row] == []
