@@ -78,7 +78,7 @@ def test_two_updates_come_first_and_replay_where_half_of_the_groups_are_dead(
         (0.97, 0.01, "stuck"),
         (0.9, 0.3, "dead groups"),  # a fifth of the groups, at least, is all right
         (1.0, 0.0, "nothing live"),
-        (1.0, 1.0, "all right"),
+        (1.0, 1.0, "pays anything"),
         (0.8, 0.85, "all right"),
         (0.8, -1.0, "dead groups"),
         (0.9, -1.0, "dead, right or wrong"),

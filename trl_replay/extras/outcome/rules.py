@@ -127,7 +127,7 @@ PRESET = {
     '`replay_preset="sample_efficient"`, with `GRPOConfig(num_iterations=2, beta=0.1)`': "replay_preset is not None"
 }
 TWO_UPDATES = {"`GRPOConfig(num_iterations=2)`": "updates a batch ≥ 1.5"}
-NOTHING_ELSE_HELPS = ("no gradient", "cut off", "evaluation falls", "collapse", "deterministic")
+NOTHING_ELSE_HELPS = ("no gradient", "cut off", "evaluation falls", "collapse", "deterministic", "pays anything")
 """Rules after which no other is told, but those that may have led there."""
 LED_THERE = ("no correction", "overused")
 COMPARE, RULE = "when-replay-pays.md#before-you-compare", "when-replay-pays.md#the-rule"
