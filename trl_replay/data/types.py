@@ -310,7 +310,7 @@ class Group:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors and lengths."""
-        tensors = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        tensors = sum([tensor.nbytes for tensor in self.tensors.values()])
         return int(tensors + self.prompt_lengths.nbytes + self.completion_lengths.nbytes)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Group:
