@@ -101,13 +101,17 @@ def test_167_groups_lie_in_their_file_as_they_are(copied):
     assert {number for number, *_ in described} == set(groups)
 
 
-BLOCK = "0/advantages"
+BLOCK, AGAIN = "0/advantages", "99/advantages"
+OF_NUMBERS = ("a group without rows", "rows of a group that is none", "rows of one group twice")
 
 
 def claim(index, what):
     """Make an index claim what its blocks do not hold."""
     keysets, described, blocks = index
-    numbers, lengths = blocks[BLOCK]
+    _, lengths = blocks[BLOCK]
+    numbers = [number for number, *_ in described]
+    if what in OF_NUMBERS:
+        blocks[BLOCK][0] = numbers
     if what == "a row too many":
         lengths[-1] += 1
     elif what == "a row too few":
@@ -124,10 +128,12 @@ def claim(index, what):
         numbers[1] = numbers[0]
     elif what == "a group twice":
         described.append(described[0])
+    elif what == "a group more":
+        described.append([max(numbers) + 1, *described[0][1:]])
     elif what == "a key twice":
-        blocks["1/advantages"] = blocks.pop(BLOCK)
+        blocks[AGAIN] = blocks[BLOCK]
     elif what == "a block that is none":
-        blocks["99/advantages"] = blocks.pop(BLOCK)
+        blocks["100/advantages"] = blocks.pop(BLOCK)
     elif what == "keys that are none":
         described[0][1] = len(keysets)
     else:
@@ -135,9 +141,8 @@ def claim(index, what):
 
 
 @pytest.mark.parametrize("what", [
-    "a row too many", "a row too few", "rows before the beginning", "more rows than numbers count",
-    "a group without rows", "rows of a group that is none", "rows of one group twice", "a group twice", "a key twice",
-    "a block that is none", "keys that are none", "no length", None,
+    *OF_NUMBERS, "a row too many", "a row too few", "rows before the beginning", "more rows than numbers count",
+    "a group twice", "a group more", "a key twice", "a block that is none", "keys that are none", "no length", None,
 ])  # fmt: skip
 def test_70_an_index_that_claims_what_its_blocks_do_not_hold_is_refused(copied, tmp_path, what):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
@@ -146,7 +151,7 @@ def test_70_an_index_that_claims_what_its_blocks_do_not_hold_is_refused(copied, 
     index = json.loads(tensors[INDEX].numpy().tobytes())
     claim(index, what)
     text = bytearray(json.dumps(index).encode())
-    save_file({**tensors, INDEX: torch.frombuffer(text, dtype=torch.uint8)}, path)
+    save_file({**tensors, AGAIN: tensors[BLOCK].clone(), INDEX: torch.frombuffer(text, dtype=torch.uint8)}, path)
     attest(path.parent)
     with pytest.raises(CheckpointError, match=r"payload-00000.*can't be read"):
         resume(tmp_path, copied)

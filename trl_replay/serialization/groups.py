@@ -15,7 +15,7 @@ from ..data.types import Group
 
 INDEX = "index"
 """Name of the tensor that holds, as JSON: sets of keys; each group's number, set, and lengths; and by the name of each
-block, whose rows follow each other in it, and how many."""
+block, whose rows follow each other in it (null: all groups'), and how many."""
 
 
 def to_tensors(groups: Mapping[int, Group]) -> dict[str, torch.Tensor]:
@@ -35,7 +35,8 @@ def to_tensors(groups: Mapping[int, Group]) -> dict[str, torch.Tensor]:
     for kind in sorted(parts, key=str):  # whatever the order of a group's tensors
         held, name = parts[kind], f"{len(blocks)}/{kind[0]}"
         blocks[name] = torch.cat(list(held.values()))
-        rows[name] = list(held), [tensor.shape[0] for tensor in held.values()]
+        numbers = None if len(held) == len(groups) else list(held)
+        rows[name] = numbers, [tensor.shape[0] for tensor in held.values()]
     index = [sorted(keys) for keys in keysets], described, rows
     text = bytearray(json.dumps(index, separators=(",", ":")).encode())
     return {INDEX: torch.frombuffer(text, dtype=torch.uint8), **fetch(blocks)}
@@ -56,9 +57,10 @@ def from_tensors(get: Callable[[str], torch.Tensor]) -> Iterator[tuple[int, Grou
     held: dict[int, dict[str, torch.Tensor]] = {number: {} for number, *_ in described}
     for name, (numbers, lengths) in blocks.items():
         key = name.partition("/")[2]
-        for number, rows in zip(numbers, split(get(name), lengths), strict=True):
-            if held[number].setdefault(key, rows) is not rows:
-                raise ValueError(f"group {number} has {key!r} twice")
+        having = held.values() if numbers is None else [held[number] for number in numbers]
+        for tensors, rows in zip(having, split(get(name), lengths), strict=True):
+            if tensors.setdefault(key, rows) is not rows:
+                raise ValueError(f"a group has {key!r} twice")
     for number, keyset, prompts, completions in described:
         of_rows = np.array(prompts, np.int64), np.array(completions, np.int64)
         yield number, Group(held.pop(number), keysets[keyset], *of_rows)
