@@ -43,9 +43,9 @@ def test_a_smaller_buffer_never_holds_more_than_it_keeps(tmp_path, rows, monkeyp
     train(tmp_path, max_steps=6, replay_buffer_size=50)
     receive, received = ReplayBuffer.receive, []
 
-    def counted(buffer, groups):
+    def counted(buffer, groups, **how):
         received.extend(groups)
-        receive(buffer, groups)
+        receive(buffer, groups, **how)
 
     monkeypatch.setattr(ReplayBuffer, "receive", counted)
     checkpoint = str(tmp_path / "checkpoint-6")

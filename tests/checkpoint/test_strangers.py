@@ -6,12 +6,14 @@ import shutil
 import struct
 
 import pytest
+import torch
 from resuming import resume, rewrite
 from safetensors.torch import load_file, save_file
 
 import trl_replay
 from trl_replay import CheckpointError
 from trl_replay.checkpoint import format as saved
+from trl_replay.serialization.groups import INDEX
 
 KINDS = ["a pipe", "a device"]
 
@@ -86,21 +88,91 @@ def test_167_a_payload_that_claims_more_than_its_file_holds_is_refused(copied, t
         resume(tmp_path, copied)
 
 
-def test_167_a_group_lies_in_its_file_as_it_is(copied):
-    """Its tensors, and a text of keys and lengths: nothing is packed, so nothing inflates."""
+def test_167_groups_lie_in_their_file_as_they_are(copied):
+    """Their tensors, and a text of keys and lengths: nothing is compressed, so nothing inflates."""
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
     (states,) = saved.read_all(copied)
     groups = dict(states.payload())
     tensors = load_file(path)
-    assert sum(tensor.nbytes for name, tensor in tensors.items() if name.partition("/")[2]) == sum(
+    _, described, _ = json.loads(tensors.pop(INDEX).numpy().tobytes())
+    assert sum(tensor.nbytes for tensor in tensors.values()) == sum(
         tensor.nbytes for group in groups.values() for tensor in group.tensors.values()
     )
-    assert {name.partition("/")[0] for name in tensors} == set(map(str, groups))
+    assert {number for number, *_ in described} == set(groups)
 
 
-def test_167_a_group_that_lacks_its_description_is_refused(copied, tmp_path):
+BLOCK, AGAIN = "0/advantages", "99/advantages"
+OF_NUMBERS = ("a group without rows", "rows of a group that is none", "rows of one group twice")
+
+
+def claim(index, what):
+    """Make an index claim what its blocks do not hold."""
+    keysets, described, blocks = index
+    _, lengths = blocks[BLOCK]
+    numbers = [number for number, *_ in described]
+    if what in OF_NUMBERS:
+        blocks[BLOCK][0] = numbers
+    if what == "a row too many":
+        lengths[-1] += 1
+    elif what == "a row too few":
+        lengths[0] -= 1
+    elif what == "rows before the beginning":
+        lengths[:2] = [lengths[0] + 99, lengths[1] - 99]
+    elif what == "more rows than numbers count":
+        lengths[0] = 2**70
+    elif what == "a group without rows":
+        numbers.append(numbers[-1] + 1)
+    elif what == "rows of a group that is none":
+        numbers[0] = 999
+    elif what == "rows of one group twice":
+        numbers[1] = numbers[0]
+    elif what == "a group twice":
+        described.append(described[0])
+    elif what == "a group more":
+        described.append([max(numbers) + 1, *described[0][1:]])
+    elif what == "a key twice":
+        blocks[AGAIN] = blocks[BLOCK]
+    elif what == "a block that is none":
+        blocks["100/advantages"] = blocks.pop(BLOCK)
+    elif what == "keys that are none":
+        described[0][1] = len(keysets)
+    else:
+        described[0][2] = what
+
+
+@pytest.mark.parametrize("what", [
+    *OF_NUMBERS, "a row too many", "a row too few", "rows before the beginning", "more rows than numbers count",
+    "a group twice", "a group more", "a key twice", "a block that is none", "keys that are none", "no length", None,
+])  # fmt: skip
+def test_70_an_index_that_claims_what_its_blocks_do_not_hold_is_refused(copied, tmp_path, what):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
-    save_file({name: tensor for name, tensor in load_file(path).items() if name.partition("/")[2]}, path)
+    tensors = load_file(path)
+    assert BLOCK in tensors
+    index = json.loads(tensors[INDEX].numpy().tobytes())
+    claim(index, what)
+    text = bytearray(json.dumps(index).encode())
+    save_file({**tensors, AGAIN: tensors[BLOCK].clone(), INDEX: torch.frombuffer(text, dtype=torch.uint8)}, path)
     attest(path.parent)
-    with pytest.raises(CheckpointError, match=r"payload-00000.*KeyError"):
+    with pytest.raises(CheckpointError, match=r"payload-00000.*can't be read"):
+        resume(tmp_path, copied)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[[], []]", b"null", b"\xff", b"[" * 100_000])
+def test_70_an_index_that_is_none_is_refused(copied, tmp_path, text):
+    path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
+    tensor = torch.tensor(list(text), dtype=torch.uint8)
+    save_file({**load_file(path), INDEX: tensor}, path)
+    attest(path.parent)
+    with pytest.raises(CheckpointError, match=r"payload-00000.*can't be read"):
+        resume(tmp_path, copied)
+
+
+@pytest.mark.parametrize("name", [INDEX, BLOCK])
+def test_167_a_file_that_lacks_its_index_or_a_block_is_refused(copied, tmp_path, name):
+    path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
+    tensors = load_file(path)
+    del tensors[name]
+    save_file(tensors, path)
+    attest(path.parent)
+    with pytest.raises(CheckpointError, match=rf"payload-00000.*does not contain tensor {name}"):
         resume(tmp_path, copied)

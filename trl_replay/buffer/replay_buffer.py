@@ -470,9 +470,14 @@ class ReplayBuffer:
         """The payload itself, for those who change nothing."""
         return self._store.read(serial)
 
-    def receive(self, groups: Mapping[int, Group]) -> None:
-        """Put away copies of the payload that lives on this process, by serial, in main memory."""
-        self._store.receive(groups)
+    def payload(self) -> Iterator[tuple[int, Group]]:
+        """`(serial, group)` of those that are `held`, without copies: change nothing."""
+        return self._store.payload()
+
+    def receive(self, groups: Mapping[int, Group], copies: bool = True) -> None:
+        """Put away the payload that lives on this process, by serial: copies of it, in main memory, unless it is there
+        and nobody else's."""
+        self._store.receive(groups, copies)
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Take back entries whose payload will not come or has no place; return their number."""

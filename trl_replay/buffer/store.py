@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,15 +142,24 @@ class Store:
 
         return undo
 
-    def receive(self, groups: Mapping[int, Group]) -> None:
-        """Put away copies of the payload that lives on this process, in main memory.
+    def payload(self) -> Iterator[tuple[int, Group]]:
+        """`(serial, group)` of those that are `held`, without copies: change nothing."""
+        return ((serial, self._payload[serial]) for serial in self.held())
+
+    def receive(self, groups: Mapping[int, Group], copies: bool = True) -> None:
+        """Put away the payload that lives on this process, in main memory.
 
         Args:
             groups (`Mapping[int, Group]`): By serial; their entries stand in the table.
+            copies (`bool`): Whether to copy them; needless where they are in main memory, and nobody else's.
         """
-        for serial, group in groups.items():
-            self._payload[serial] = group.map(lambda tensor: tensor.detach().to("cpu", copy=True))
-            self._bytes += group.nbytes
+        if copies:
+            groups = {
+                serial: group.map(lambda tensor: tensor.detach().to("cpu", copy=True))
+                for serial, group in groups.items()
+            }
+        self._payload.update(groups)
+        self._bytes += sum(group.nbytes for group in groups.values())
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Take back entries whose payload will not come or has no place; return their number."""

@@ -3,7 +3,7 @@
 checkpoint-12/trl_replay/rank-00000/
     state.json                  counters, generators, what the run was like, and the checksums of the other files
     table.safetensors           the table's columns
-    payload-00000.safetensors   groups, up to `SHARD_BYTES` a file
+    payload-00000.safetensors   groups, in blocks of one key of all of them, up to `SHARD_BYTES` a file
     candidates.safetensors      groups that have not settled yet
     prompts.safetensors         the prompts generated for, where something is generated again
     plugins/<name>/             what plugins wrote
@@ -35,7 +35,7 @@ from ..errors import CheckpointError, MismatchError
 from ..serialization.groups import from_tensors, to_tensors
 from .save_id import FOLDER
 
-FORMAT = 2
+FORMAT = 3
 STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
     "state.json",
     "table.safetensors",
@@ -44,7 +44,6 @@ STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
     "plugins",
 )
 SHARD_BYTES = 64 << 20
-SHARD_GROUPS = 1024
 VIEWS = (*OF_GROUPS, "reward_weights")
 
 REMEDY = "Resume from another checkpoint: trl_replay.last_complete_checkpoint(output_dir) finds the newest whole one."
@@ -146,7 +145,7 @@ class RankState:
         """`(serial, group)` of all payload that this rank held."""
         for path in self.files:
             with _blaming(path), safe_open(path, framework="pt") as file:
-                yield from from_tensors(file.keys(), file.get_tensor)
+                yield from from_tensors(file.get_tensor)
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -289,7 +288,7 @@ def _shards(payload: Iterable[tuple[int, Group]]) -> Iterator[dict[int, Group]]:
     for serial, group in payload:
         shard[serial] = group
         nbytes += group.nbytes
-        if nbytes >= SHARD_BYTES or len(shard) >= SHARD_GROUPS:
+        if nbytes >= SHARD_BYTES:
             yield shard
             shard, nbytes = {}, 0
     if shard:
@@ -336,7 +335,7 @@ def _read_pending(description: dict[str, Any] | None, files: Mapping[str, Path])
         return None
     tensors = load_file(files[CANDIDATES])
     views: dict[str, Any] = {name: tensors[name].numpy() for name in VIEWS}
-    groups = dict(from_tensors(tensors, tensors.__getitem__))
+    groups = dict(from_tensors(tensors.__getitem__))
     candidates = [_read_candidate(described, tensors, groups) for described in description["candidates"]]
     return PendingGroups(Groups(**views), candidates, bool(description["stale"]))
 

@@ -110,9 +110,8 @@ class RankPart:
             save_id (`str`): What the trainer's own files are told to carry too.
         """
         state = self._rank_state(save_id)
-        payload = ((serial, self._buffer.load(serial)) for serial in self._buffer.held())
         hooks = self._components.hooks
-        files.write(folder, state, payload, lambda directory: hooks.save(self._session, directory))
+        files.write(folder, state, self._buffer.payload(), lambda directory: hooks.save(self._session, directory))
 
     def remember(self, scratch: Path) -> Callable[[], None]:
         """Empty the session, and return what puts it back there after `apply`: buffer, generators, strategies,
@@ -376,9 +375,7 @@ class RankPart:
         self._forget_longer(mine)
         self._buffer.trim()
         kept = set(self._buffer.table.serial.tolist())
-        for serial, group in payload:
-            if serial in kept:
-                self._buffer.receive({serial: group})
+        self._buffer.receive({serial: group for serial, group in payload if serial in kept}, copies=False)
 
 
 def _waiting(state: RankState, tasks: Sequence[int]) -> int:
