@@ -97,7 +97,10 @@ class Bounds:
             bounded = logs.clamp(-limit, limit)
             excess = row_means(bounded, rows.mask) - LOG_OF_LIMIT
             bounded = bounded - excess.clamp(min=0.0)
-            bounded = bounded.masked_fill(self._is_noise(bounded, rows.mask), 0.0)
+            if self.noise is not None:
+                reach = self.noise.reach(rows.mask.sum(dim=1, keepdim=True).to(logs))
+                is_noise = (row_means(bounded, rows.mask).abs() <= reach) & (reach > self.form.narrowest)
+                bounded = bounded.masked_fill(is_noise, 0.0)
         else:
             bounded = logs.clamp(-limit, LOG_OF_LIMIT)
         moved = rows.logps - bounded
@@ -121,13 +124,6 @@ class Bounds:
         taken = clipped(self.form, logs.exp(), rows.advantages)
         by_row = taken.size(1) == 1
         self.means.add("replay/clip_ratio", taken, trained.any(dim=1, keepdim=True) if by_row else trained)
-
-    def _is_noise(self, logs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Mark rows, `(R, 1)` bool, whose mean log ratio is within the noise, where the clip range is narrower."""
-        reach = torch.zeros(len(logs), 1, device=logs.device)
-        if self.noise is not None:
-            reach = self.noise.reach(mask.sum(dim=1, keepdim=True).to(logs))
-        return (row_means(logs, mask).abs() <= reach) & (reach > self.form.narrowest)
 
     def reference(
         self, rows: ReplayedRows, old_logps: torch.Tensor, reference_logps: torch.Tensor, trained: torch.Tensor
@@ -163,12 +159,11 @@ def clipped(form: LossForm, ratios: torch.Tensor, advantages: torch.Tensor) -> t
     """Mark ratios, `(R, C)` or `(R, 1)`, that the loss clips; `(R, 1)` where both these and the advantages are a
     row's, else `(R, C)`."""
     advantages = advantages.view(len(ratios), -1)
-    taken = torch.zeros_like(ratios, dtype=torch.bool) & advantages.bool()
-    if form.clip_high is not None:
-        taken = taken | ((ratios > form.clip_high) & (advantages > 0))
-    if form.clip_low is not None:
-        taken = taken | ((ratios < form.clip_low) & (advantages < 0))
-    return taken
+    high = math.inf if form.clip_high is None else form.clip_high
+    taken = (ratios > high) & (advantages > 0)
+    if form.clip_low is None:
+        return taken
+    return taken | ((ratios < form.clip_low) & (advantages < 0))
 
 
 def _log_limit(dtype: torch.dtype) -> float:
