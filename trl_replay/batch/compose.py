@@ -115,14 +115,18 @@ def _expected_shape(spec: FieldSpec, rows: int, widths: Widths) -> tuple[int, ..
     return (rows,)
 
 
-def fetch_batch(batch: Batch, fields: FieldTable, others: Sequence[torch.Tensor] = ()) -> Batch:
-    """Return the batch with its texts on the CPU, copied in one go; images stay where they are. `others` come with
-    them, under their numbers."""
-    away: dict[Any, torch.Tensor] = dict(enumerate(others))
+def fetch_batch(
+    batch: Batch, fields: FieldTable, beside: Sequence[torch.Tensor] = ()
+) -> tuple[Batch, list[torch.Tensor]]:
+    """Return the batch with its texts on the CPU, and what lies beside it, copied in one go; images stay where they
+    are."""
+    away: dict[Any, torch.Tensor] = dict(enumerate(beside))
     for key, value in batch.items():
         if torch.is_tensor(value) and value.device.type != "cpu" and not fields.is_image(key):
             away[key] = value
-    return {**batch, **fetch(away)} if away else batch
+    fetched = fetch(away)
+    found = [fetched.pop(number) for number in range(len(beside))]
+    return {**batch, **fetched} if fetched else batch, found
 
 
 def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from .. import compat
-from ..base.transfer import fetch
 from ..base.validation import pass_rate_of
+from ..batch.compose import fetch_batch
 from ..batch.group_view import rewards_of_batch, view
 from ..data.success import Success
 from ..data.types import Batch, Groups
@@ -44,15 +44,21 @@ class Judge:
         self._processes = components.processes
         self._success = components.success
         self._buffer = components.buffer
+        self._fields = components.fields
         self._shape = shape
         self._has_doubted = False
+
+    def fetch(self, batch: Batch) -> Batch:
+        """Return what was just scored with its texts on the CPU, where all is decided, and put its rewards there: the
+        one wait for it."""
+        fetched, self.rewards = fetch_batch(batch, self._fields, self.rewards or [])
+        return fetched
 
     def look(self, batch: Batch, rows: RowLayout) -> Generated:
         """Read rows that were just scored."""
         processes = self._processes
         setup = compat.reward_setup(self._trainer())
-        self.rewards = list(fetch(dict(enumerate(self.rewards or []))).values())
-        scored = rewards_of_batch(self.rewards, rows.columns, setup, rows.size, rows.count * processes)
+        scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
         rows.check(len(scored), processes)
         groups = self.see(rows, scored)
         if self._success.is_graded and not self._has_doubted:

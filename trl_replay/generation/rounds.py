@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from .. import compat
-from ..batch.compose import fetch_batch
 from ..batch.group_view import AdvantageRule
 from ..data.prompt_table import PromptTable
 from ..data.types import Batch, Floats, Ints, Row
@@ -181,7 +180,7 @@ class Rounds:
         self, state: _BatchState, current: Generated, told: RoundReport, score: Score
     ) -> tuple[Generated, RoundReport]:
         layout = self._layout.of_round(told.needed)
-        batch = fetch_batch(score(self._inputs(current, layout.mine_here)), self._fields)
+        batch = self._judge.fetch(score(self._inputs(current, layout.mine_here)))
         rows = self._communicator.share_round(batch)
 
         def of_round() -> tuple[Generated, Floats]:

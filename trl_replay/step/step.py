@@ -12,7 +12,7 @@ from typing import Any
 from .. import compat
 from ..base.weights import changes_in_place, fingerprint
 from ..batch.candidates import LONGER, STALE, Block, Candidate, PendingGroups, serials_of
-from ..batch.compose import fetch_batch, padding, split_reference, with_reference
+from ..batch.compose import padding, split_reference, with_reference
 from ..batch.group_view import REFERENCE, RULE, AdvantageRule
 from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
@@ -168,7 +168,7 @@ class Step:
         self._roll_call.for_training()
         started = time.perf_counter()
         self.carry.unfinished = True
-        fetched = self._fetch(batch)
+        fetched = self.judge.fetch(batch)
         pending, rows = self._share(fetched, batch["prompt_ids"].size(0))
         fresh = self._fresh(self._judge(fetched, rows, score), batch, fetched)
         decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
@@ -177,13 +177,6 @@ class Step:
         composed = self._train_on(fresh, agreed, payload, started)
         self._read_again(agreed)
         return composed
-
-    def _fetch(self, batch: Batch) -> Batch:
-        """The batch and its rewards on the CPU, where all is decided: the one wait for what was scored."""
-        rewards = self.judge.rewards or []
-        fetched = fetch_batch(batch, self._components.fields, rewards)
-        self.judge.rewards = [fetched.pop(number, scored) for number, scored in enumerate(rewards)]  # type: ignore[call-overload]
-        return fetched
 
     def _read_again(self, agreed: Agreed[Decision]) -> bool:
         """Read the file of `replay_warm_start` once more where its groups have left; tell whether that was done."""
@@ -262,7 +255,7 @@ class Step:
         self._roll_call.for_training()
         success, shares = self._buffer.rules.success, self.communicator.shares
         known = success.state_dict()
-        fetched = self._fetch(batch)
+        fetched = self.judge.fetch(batch)
         rows = self.communicator.share(fetched, batch["prompt_ids"].size(0), None)
         fresh = self._fresh(self._judge(fetched, rows, None), batch, fetched)
         self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
@@ -325,7 +318,7 @@ class Step:
             What was counted.
         """
         count = batch["prompt_ids"].size(0)
-        fetched = self._fetch(batch)
+        fetched = self.judge.fetch(batch)
         rows = self._share_columns(fetched, count, None)
         fresh = self._fresh(self._judge(fetched, rows, None), batch, fetched)
         pending = PendingGroups(fresh.groups, [])
