@@ -239,11 +239,11 @@ class RankPart:
             tally.retire(len(states[self._rank % len(states)].columns["serial"]), OTHER_RULE)
             states = [state.without_groups(rule) for state in states]
         gone = sorted({task for state in states for task in self._gone(state)})
-        mine = states[self._rank % len(states)]
-        same = mine.identity.layout == self.identity().layout
-        followed = states if same else states[self._rank :: self._components.processes]
-        tally.refuse(sum(_waiting(state, gone) for state in followed), GONE)
+        same = states[0].identity.layout == self.identity().layout
+        followed = slice(None) if same else slice(self._rank, None, self._components.processes)
+        waited = _waiting(states[followed])
         states = [state if state.pending is None else self._without(state, gone) for state in states]
+        tally.refuse(waited - _waiting(states[followed]), GONE)
         mine = states[self._rank % len(states)]
         if same:
             self._apply_own(mine)
@@ -378,12 +378,9 @@ class RankPart:
         self._buffer.receive({serial: group for serial, group in payload if serial in kept}, copies=False)
 
 
-def _waiting(state: RankState, tasks: Sequence[int]) -> int:
-    """Count the candidates of these tasks."""
-    if state.pending is None:
-        return 0
-    prompts = state.pending.groups.prompt
-    return sum(int(prompts[one.slot]) in tasks for one in state.pending.candidates)
+def _waiting(states: Sequence[RankState]) -> int:
+    """Count the candidates."""
+    return sum(len(state.pending.candidates) for state in states if state.pending is not None)
 
 
 def _refuse_differences(then: Identity, now: Identity) -> None:
