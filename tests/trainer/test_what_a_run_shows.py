@@ -136,7 +136,6 @@ SICK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stale buffer": ({"replay/ess": 0.2, "reward": 0.3}, {}),
     "pays anything": ({"replay/all_right_fraction": 1.0, "replay/dead_fraction": 1.0, "reward": 1.0}, {}),
     "narrow clip": ({"replay/clip_ratio": 0.9, "replay/sequence_drift_mean": 0.02}, {}),
-    "clipped tokens": ({"clip_ratio/region_mean": 0.7}, {}),
     "masked rows": ({"replay/gated_fraction": 0.8}, {"replay_correction": "sequence_mask"}),
 }  # fmt: skip
 """By rule: what a sick run logs, late in it, and its settings."""

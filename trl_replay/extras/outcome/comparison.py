@@ -79,35 +79,42 @@ def _compared(first: Sequence[Run], second: Sequence[Run], key: str, words: str)
     """One setting against the first, seed by seed where seeds are the same."""
     of_seed = {run.seed: run for run in first}
     pairs = [(of_seed.get(run.seed, first[at % len(first)]), run) for at, run in enumerate(second)]
-    ends = [[run.curve(key).end for run in pair] for pair in pairs]
-    goals, reached = zip(*ends, strict=True)
+    goals = [run.curve(key).end for run, _ in pairs]
+    ends = [run.curve(key).end for _, run in pairs]
     name, other = first[0].label, second[0].label
-    higher = sum(end > goal for goal, end in ends)
+    higher = sum(end > goal for end, goal in zip(ends, goals, strict=True))
     seeds = f", higher on {higher} of {len(pairs)} seeds" if len(pairs) > 1 else ""
-    lines = [f"By {words}, {other} ends at {_middle(reached)}, and {name} at {_middle(goals)}{seeds}."]
-    fallen = {arm[0].label: [Outcome(run, words, key) for run in arm] for arm in (first, second)}
+    lines = [f"By {words}, {other} ends at {_middle(ends)}, and {name} at {_middle(goals)}{seeds}."]
+    outcomes = {arm[0].label: [Outcome(run, words, key) for run in arm] for arm in (first, second)}
     axis = axis_of([*first, *second])
-    if not any(outcome.rose for outcome in fallen[name]):
+    if not any(outcome.rose for outcome in outcomes[name]):
         return [*lines, f"{name} did not rise, so there is no value to which {axis} could be counted."]
-    stayed = 2 * sum(end >= goal for goal, end in ends) >= len(ends)
-    told = []
-    for each in dict.fromkeys((axis, "seconds")):
-        if all(np.isfinite(run.spent(each)).all() for pair in pairs for run in pair):
-            took = [
-                [run.curve(key, each).first(goal) for run in pair] for (goal, _), pair in zip(ends, pairs, strict=True)
-            ]
-            own, others = zip(*took, strict=True)
-            shares = [1 - after / before for before, after in took if before and stayed and after < np.inf]
-            less = f" ({_middle(shares, _less)})" if len(shares) == len(took) else ""
-            told.append(f"{name} took {_middle(own, _count)} {each}, and {other} {_middle(others, _count)}{less}")
+    stayed = 2 * sum(end >= goal for end, goal in zip(ends, goals, strict=True)) >= len(pairs)
+    told = [
+        _took(pairs, goals, key, each, stayed)
+        for each in dict.fromkeys((axis, "seconds"))
+        if all(np.isfinite(run.spent(each)).all() for pair in pairs for run in pair)
+    ]
     lines.append(f"To the {words} at which {name} ends, {_middle(goals)}, {'; '.join(told)}.")
-    if not stayed and any(run.curve(key).first(goal) < np.inf for (_, run), goal in zip(pairs, goals, strict=True)):
+    crossed = [run.curve(key).first(goal) < np.inf for (_, run), goal in zip(pairs, goals, strict=True)]
+    if not stayed and any(crossed):
         lines.append(f"{other} did not stay there: it crossed that value, and ends below it.")
-    for label, arm in fallen.items():
-        fell = [outcome.best for outcome in arm if outcome.fell]
-        if fell:
-            lines.append(f"{label} fell after its best of {_middle(fell)}, in {len(fell)} of {len(arm)} runs.")
+    for label, arm in outcomes.items():
+        best = [outcome.best for outcome in arm if outcome.fell]
+        if best:
+            lines.append(f"{label} fell after its best of {_middle(best)}, in {len(best)} of {len(arm)} runs.")
     return lines
+
+
+def _took(pairs: Sequence[tuple[Run, Run]], goals: Sequence[float], key: str, axis: str, stayed: bool) -> str:
+    """What both took to the goals; with how much less that is, if the second one `stayed` there and all got there."""
+    before = [run.curve(key, axis).first(goal) for (run, _), goal in zip(pairs, goals, strict=True)]
+    after = [run.curve(key, axis).first(goal) for (_, run), goal in zip(pairs, goals, strict=True)]
+    less = ""
+    if stayed and all(before) and np.isfinite(after).all():
+        less = f" ({_middle([1 - late / early for early, late in zip(before, after, strict=True)], _less)})"
+    name, other = (run.label for run in pairs[0])
+    return f"{name} took {_middle(before, _count)} {axis}, and {other} {_middle(after, _count)}{less}"
 
 
 def _middle(values: Sequence[float], words: Callable[[float], str] = "{:.3g}".format) -> str:

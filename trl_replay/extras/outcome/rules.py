@@ -375,13 +375,6 @@ RULES = (
         {'`replay_correction="topr"`': "replay_correction is topr"},
     ),
     Rule(
-        "clipped tokens",
-        ("clipped tokens ≥ 0.5", "replaced groups ≥ 0.01", "all right groups ≤ 0.5"),
-        "The clip of the loss takes the gradient of most tokens, for the policy has moved beyond `epsilon` and "
-        '`epsilon_high` since stored groups were generated. Widen them, or try `replay_correction="topr"`.',
-        PAPERS,
-    ),
-    Rule(
         "masked rows",
         ("masked replayed rows ≥ 0.5", "replay_correction is not imitation"),
         'The correction masks at least half of the replayed rows. Set `replay_correction="sequence_mask"` (0.5 to 2) '
@@ -400,7 +393,6 @@ MEANS = {
     "untrained groups": "replay/untrained_fraction",
     "completions cut off": "completions/clipped_ratio",
     "longest completion": "completions/max_length",
-    "clipped tokens": "clip_ratio/region_mean",
     "size": "replay/size",
     "uses": "replay/uses_mean",
     "effective sample size": ESS,
