@@ -107,8 +107,7 @@ class _Scored:
 
 
 def _made_up(trainer: Any, model: Any) -> tuple[list[int], list[int], list[int]]:
-    """Return the row, a longer one beside it, and pad tokens, the same at each call. It is as long as a window of the
-    model's, where one is so short that a row of `TOKENS` reaches beyond it."""
+    """Return the row, a longer one beside it, and pad tokens, the same at each call."""
     tokenizer = compat.tokenizer(trainer)
     special = {*tokenizer.all_special_ids, tokenizer.pad_token_id}
     known = [token for token in range(compat.vocabulary_size(trainer)) if token not in special]
