@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
@@ -132,13 +133,13 @@ def train(trainer: Any, record: Record, show: Callable[[Record], None] | None = 
         record ([`Record`]): Arm, seed, learning rate and settings.
         show (`Callable`, *optional*): Gets the record so far every few seconds.
     """
-    reporting.OF_SETTING = {}
     watch = Watch(record, show)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     settings = {"use_replay": False} if record.settings is None else record.settings
     started = time.perf_counter()
-    with attached(trainer, **settings) as session, redirect_stdout(StringIO()):
+    all_metrics = mock.patch.object(reporting, "OF_SETTING", {})
+    with all_metrics, attached(trainer, **settings) as session, redirect_stdout(StringIO()):
         trainer.train()
     record.seconds = time.perf_counter() - started
     record.means = {key: float(np.mean(values)) for key, values in watch.metrics.items()}
