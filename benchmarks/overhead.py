@@ -253,7 +253,7 @@ def settle_and_sample(size: int, count: int = 50, settings: Mapping[str, Any] = 
     assert len(done["session"].buffer) == size
     detail = f"8 newcomers and 8 draws a step in a full buffer, median of {count}; slowest {max(times):.2f} ms"
     what = "settle + sample + mix" + (" (rows)" if settings else "")
-    return Check(f"{what} at {size:,} entries", statistics.median(times), 3 + size / 1_000, "ms", detail)
+    return Check(f"{what} at {size:,} entries", statistics.median(times), 3 + size / 10_000, "ms", detail)
 
 
 def measured(act: Callable[[], Any], count: int = 50) -> float:

@@ -11,7 +11,8 @@ from chances import chi_square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_replay import ConfigurationError, Table, weighted_sample
+from trl_replay import ConfigurationError, ReplayError, Table, weighted_sample
+from trl_replay.data.table import lowest
 from trl_replay.testing import make_table
 
 
@@ -121,6 +122,24 @@ def test_entries_of_a_prompt_are_counted_right_whichever_way(rounds, backwards):
         rows = np.unique([int(share * (len(table) - 1)) for share in leaving]) if len(table) and leaving else []
         table.remove(np.random.default_rng(serial).permutation(np.array(rows, np.int64)))
         assert_counted(table)
+
+
+@settings(max_examples=80, deadline=None, database=None)
+@given(st.lists(st.integers(0, 3)), st.integers(-1, 9), st.randoms(use_true_random=False))
+def test_the_lowest_come_as_from_a_whole_sort(first, count, random):
+    then = np.array(random.sample(range(len(first)), len(first)), np.int64)
+    whole = np.lexsort((then, np.array(first, np.int64)))
+    assert lowest(np.array(first, np.int64), then, count).tolist() == whole[: max(count, 0)].tolist()
+
+
+def test_what_was_taken_of_a_table_is_not_read_once_entries_have_come():
+    table = make_table([1.0, 2.0, 3.0])
+    taken = table.take(np.array([2, 0]))
+    assert taken.score.tolist() == [3.0, 1.0]
+    table.append({"serial": np.array([7])}, 1)
+    assert taken.score.tolist() == [3.0, 1.0]
+    with pytest.raises(ReplayError, match="uses is read too late"):
+        taken.uses  # noqa: B018
 
 
 def test_a_table_can_be_read_after_rows_that_do_not_fit_it():

@@ -267,7 +267,7 @@ class ReplayBuffer:
         rules, hooks, store = self.rules, self.rules.hooks, self._store
         groups = _with_failed_masked(groups)
         serials = np.array([newcomer.serial for newcomer in newcomers], np.int64)
-        if len(np.unique(serials)) < len(serials) or np.isin(serials, self.table.serial).any():
+        if len(np.unique(serials)) < len(serials) or (self.table.rows_of(serials) != NONE).any():
             raise ReplayError(
                 f"Groups were offered with the serials {serials.tolist()}, of which one comes twice or belongs to an "
                 "entry: take new ones from take_serials()."

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..base.sizes import format_bytes
 from ..data.fields import PIXELS
-from ..data.table import CORE, Table
+from ..data.table import CORE, Table, lowest
 from ..data.types import Bools, Group, Ints
 
 
@@ -70,16 +70,14 @@ class Store:
         if not (excess or is_over or (drops and len(table))):
             return 0
         ranks = rank(table)
-        order = np.lexsort((table.serial, ranks))  # the lowest first, of equal ranks the older
         if drops:
             excess = max(excess, int(np.isneginf(ranks).sum()))
-        if is_over:
-            left = total - np.cumsum(costs[order])
-            over = int(np.argmax(left <= self.max_bytes)) + 1
-            if over > excess:
-                self._warn_of_bytes(costs)
-                excess = over
-        return self.forget(order[:excess])
+        leave = lowest(ranks, table.serial, excess)  # of equal ranks the older
+        if is_over and total - costs[leave].sum() > self.max_bytes:
+            self._warn_of_bytes(costs)
+            order = lowest(ranks, table.serial, len(table))
+            leave = order[: int(np.argmax(total - np.cumsum(costs[order]) <= self.max_bytes)) + 1]
+        return self.forget(leave)
 
     def fits(self, nbytes: Ints) -> Bools:
         """Tell whether groups of `nbytes` payload would fit into the buffer alone."""

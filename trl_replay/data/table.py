@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ReplayError
 from .rewards import weighted_rewards
 
 COLUMNS: dict[str, Any] = {
@@ -50,8 +50,8 @@ class Table:
     """Columns of equal length, readable as attributes: `table.score`, `table.row_reward`, … (see `COLUMNS` and
     `ROW_COLUMNS`).
 
-    Copy a column to keep it: it changes, and is another array once entries have come or left. Those two kinds can only
-    be read so, a plugin's own can be written to.
+    Copy a column to keep it: it changes as entries come and leave. Those two kinds can only be read so, a plugin's own
+    can be written to.
 
     Attributes:
         reward_weights (`(functions,)` float64): The trainer's weight of each reward function, as it is today.
@@ -61,9 +61,11 @@ class Table:
     def __init__(
         self, columns: Mapping[str, NDArray[Any]], reward_weights: NDArray[np.float64], counting: int | None = None
     ) -> None:
-        self._columns = dict(columns)
+        self._columns = dict(columns)  # with room for more rows than there are
+        self._length = len(columns["serial"])
         self._fills: dict[str, float] = {}
-        self._row_of: dict[int, int] | None = None  # by serial number, made anew after every change
+        self._row_of: dict[int, int] | None = None  # by serial number, made when somebody asks
+        self._changes = 0
         self._row_bytes = 0  # counted when somebody asks
         self.reward_weights = reward_weights
         self.counting = counting
@@ -83,10 +85,12 @@ class Table:
         return cls(columns, np.ones(functions))
 
     def __len__(self) -> int:
-        return len(self._columns["serial"])
+        return self._length
 
     def __getattr__(self, name: str) -> NDArray[Any]:
-        column = self.writable(name)[:]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        column = self.writable(name)
         if name in CORE:
             column.flags.writeable = False
         return column
@@ -104,7 +108,7 @@ class Table:
         columns: dict[str, NDArray[Any]] = self.__dict__.get("_columns", {})
         if name not in columns:
             raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(columns)}.")
-        return columns[name]
+        return columns[name][: self._length]
 
     def rows_of(self, serials: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Row of each entry with these serial numbers, -1 where there is none."""
@@ -169,37 +173,75 @@ class Table:
 
     def append(self, values: Mapping[str, NDArray[Any]], count: int) -> None:
         """Append `count` rows; a column without values gets its fill."""
-        longer = {}
+        first, left = self._length, self._length + count
         for name, column in self._columns.items():
-            given = values.get(name, self._fills.get(name, 0))
-            more = np.full((count, *column.shape[1:]), given, column.dtype)
-            longer[name] = np.concatenate([column, more])
-        self._take_columns(longer)
+            if left > len(column):
+                longer = np.empty((left + left // 8, *column.shape[1:]), column.dtype)
+                longer[:first] = column[:first]
+                self._columns[name] = column = longer
+            column[first:left] = values.get(name, self._fills.get(name, 0))
+        self._length = left
+        if self._row_of is not None:
+            self._row_of.update(zip(self.serial[first:].tolist(), range(first, left), strict=True))
+        self._recount(self.prompt[first:])
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Remove distinct rows; the last rows move into the gaps."""
-        left = len(self) - len(rows)
-        stays = np.ones(len(self), bool)
-        stays[rows] = False
-        order = np.arange(left)
-        order[~stays[:left]] = left + np.flatnonzero(stays[left:])
-        self._take_columns({name: column[order] for name, column in self._columns.items()})
+        left = self._length - len(rows)
+        moved = np.setdiff1d(np.arange(left, self._length), rows)
+        gaps = np.sort(rows[rows < left])
+        prompts, serials = self.prompt[rows], self.serial[rows].tolist()
+        for column in self._columns.values():
+            column[gaps] = column[moved]
+        self._length = left
+        if self._row_of is not None:
+            for serial in serials:
+                del self._row_of[serial]
+            self._row_of.update(zip(self.serial[gaps].tolist(), gaps.tolist(), strict=True))
+        self._recount(prompts)
 
-    def _take_columns(self, columns: dict[str, NDArray[Any]]) -> None:
-        """Replace the columns after rows were added or removed, and recount the entries of each prompt."""
-        self._row_of = None
-        columns["peers"][:], columns["newer"][:] = _counted(columns["prompt"], columns["serial"])
-        self._columns = columns
+    def _recount(self, prompts: NDArray[np.int64]) -> None:
+        """Count the entries of these prompts anew; some have come or left."""
+        self._changes += 1
+        rows = np.flatnonzero(np.isin(self.prompt, prompts))
+        counts = _counted(self.prompt[rows], self.serial[rows])
+        self.writable("peers")[rows], self.writable("newer")[rows] = counts
 
     @property
     def tasks(self) -> int:
         """Number of distinct tasks among the entries."""
-        return len(np.unique(self.prompt))
+        return int((self.newer == 0).sum())
 
     def take(self, rows: NDArray[np.int64]) -> Table:
-        """Return a table with copies of `rows`."""
-        columns = {name: column[rows] for name, column in self._columns.items()}
-        return Table(columns, self.reward_weights, self.counting)
+        """Return a table of `rows`. A column is copied when it is first read: read it before entries come or leave."""
+        return _Taken(self, rows)
+
+
+class _Taken(Table):
+    """Some rows of a table, whose columns are copied when they are first read."""
+
+    def __init__(self, whole: Table, rows: NDArray[np.int64]) -> None:
+        super().__init__({"serial": whole.serial[rows]}, whole.reward_weights, whole.counting)
+        self._whole, self._rows = whole, rows
+        self._changes = whole._changes
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns, including plugins'."""
+        return self._whole.names
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of all columns."""
+        return self._whole.row_bytes
+
+    def writable(self, name: str) -> NDArray[Any]:
+        """Return the column's copy."""
+        if name not in self._columns:
+            if self._changes != self._whole._changes:
+                raise ReplayError(f"table.{name} is read too late: entries have come or left since it was drawn from.")
+            self._columns[name] = self._whole.writable(name)[self._rows]
+        return super().writable(name)
 
 
 def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -215,6 +257,28 @@ def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[ND
     peers[order] = np.repeat(counts, counts)
     newer[order] = np.arange(len(order)) - np.repeat(first, counts)
     return peers, newer
+
+
+def lowest(first: NDArray[Any], then: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Return the rows of the `count` lowest numbers, the lowest first, without sorting the others.
+
+    Args:
+        first (`(n,)`): Numbers, none of them NaN.
+        then (`(n,)`): Decides between equal ones.
+        count (`int`): How many; no more than `n` are returned.
+    """
+    count = min(max(count, 0), len(first))
+    if not count:
+        return np.empty(0, np.int64)
+    last = first.min()
+    if np.count_nonzero(first == last) < count:  # where most are equal, a partition is slow
+        last = np.partition(first, count - 1)[count - 1]
+    below, equal = np.flatnonzero(first < last), np.flatnonzero(first == last)
+    needed = count - len(below)
+    if needed < len(equal):
+        equal = equal[np.argpartition(then[equal], needed - 1)[:needed]]
+    rows = np.concatenate([below, equal])
+    return rows[np.lexsort((then[rows], first[rows]))]
 
 
 def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -238,8 +302,6 @@ def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator)
     exponentials = rng.standard_exponential(len(weights))
     positive = np.isfinite(weights) & (weights > 0)
     keys = np.log(exponentials) - np.log(np.where(positive, weights, 1.0))
-    rank = np.full(len(weights), 2)  # zero, negative and NaN
-    rank[positive] = 1
+    rank = np.where(positive, 1, 2)  # 2: zero, negative and NaN
     rank[weights == np.inf] = 0
-    order = np.lexsort((keys, rank))
-    return order[: max(count, 0)]
+    return lowest(rank, keys, count)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.validation import choice, number, require, whole
-from ..data.table import Table, weighted_sample
+from ..data.table import Table, lowest, weighted_sample
 from ..data.types import Context, Floats, Ints
 
 ALPHA = number("a finite number of at least 0", least=0.0)
@@ -58,12 +58,12 @@ uniform.__doc__ = "Draws every eligible entry with the same chance."
 
 def top(table: Table, count: int, context: Context) -> Ints:
     """Take the highest scores; of equal scores the newer."""
-    return np.lexsort((-table.serial, -table.score))[:count]
+    return lowest(-table.score, -table.serial, count)
 
 
 def newest(table: Table, count: int, context: Context) -> Ints:
     """Take the newest entries."""
-    return np.argsort(-table.serial)[:count]
+    return lowest(-table.serial, table.serial, count)
 
 
 def least_used(table: Table, count: int, context: Context) -> Ints:
@@ -71,7 +71,7 @@ def least_used(table: Table, count: int, context: Context) -> Ints:
 
     A newcomer is drawn first until it has been used as often as the others.
     """
-    return np.lexsort((context.rng.random(len(table)), table.uses))[:count]
+    return lowest(table.uses, context.rng.random(len(table)), count)
 
 
 class SamePrompt:
