@@ -117,7 +117,7 @@ NAMED = (
     ),
     Named(
         "trim forgets the capacity where bytes are too many", "buffer/store.py",
-        "if over > excess:", "if over:",
+        "if is_over and total - costs[leave].sum() > self.max_bytes:", "if is_over:",
     ),
     Named(
         "the tap does not forget", "loss/tap.py",
