@@ -726,34 +726,9 @@ def stop_ids(trainer: Any) -> list[int]:
     return list(getattr(trainer, "eos_token_ids", None) or [tokenizer(trainer).eos_token_id])
 
 
-def completions_of(trainer: Any, prompt: Any, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Any:
-    """Return one completion as the trainer gives it to reward functions: its text, or for a prompt of messages, its
-    message."""
-    of_trainer = tokenizer(trainer)
-    if isinstance(prompt, str):
-        return of_trainer.decode(completion_ids, skip_special_tokens=True)
-    if all(getattr(of_trainer, name, None) is None for name in ("response_template", "response_schema")):
-        return [{"role": "assistant", "content": of_trainer.decode(completion_ids, skip_special_tokens=True)}]
-    from trl.chat_template_utils import parse_response
-
-    beside = {"prefix": list(prompt_ids), "tools": getattr(trainer, "tools", None)}  # since TRL 1.7.1 and 1.16
-    known = inspect.signature(parse_response).parameters
-    kept = {name: value for name, value in beside.items() if name in known}
-    return [parse_response(of_trainer, list(completion_ids), **kept)]
-
-
 def computes_rewards(trainer: Any) -> bool:
     """Tell whether the trainer scores completions itself: of the asynchronous one, a worker does."""
     return hasattr(trainer, REWARDS)
-
-
-def is_async(function: Any) -> bool:
-    """Return whether the trainer awaits a reward function."""
-    try:
-        from trl.trainer.utils import is_async_callable
-    except ImportError:  # before 1.14
-        return inspect.iscoroutinefunction(function)
-    return bool(is_async_callable(function))
 
 
 WHILE_SCORING_OTHERS: dict[str, Any] = {

@@ -27,7 +27,7 @@ from support import At
 from transformers import Qwen2ForCausalLM, TrainerCallback
 
 import trl_replay
-from trl_replay import compat
+from trl_replay import ReplayError, compat
 from trl_replay.buffer.replay_buffer import OTHER_RULE
 from trl_replay.testing import make_trainer
 
@@ -181,9 +181,9 @@ def test_115_a_files_advantages_of_tokens_are_refused(queued):
         for row in range(SIZE)
     ]  # fmt: skip
     session = queued(all_live).session
-    with pytest.warns(UserWarning, match="No group of the rows given was added"):
-        assert session.add(rows) == 0
-    assert any("its tokens have advantages of their own" in reason for reason in session.totals.reasons)
+    for made in (rows, [{**row, "advantage": 1.0} for row in rows]):
+        with pytest.raises(ReplayError, match="Rows of the rows given lack log-probs or advantages"):
+            session.add(made)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.25])

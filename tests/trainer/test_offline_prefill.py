@@ -19,7 +19,6 @@ from tools import tool_tokenizer
 import trl_replay
 from trl_replay import ConfigurationError, compat
 from trl_replay.batch.compose import loss_mask
-from trl_replay.batch.stored import trainable_sums
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
@@ -341,32 +340,7 @@ def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_too
     assert loss_mask(trainer.losses[1]["inputs"]).sum() == 24
 
 
-def test_90_log_probs_are_computed_for_groups_that_stay_alone(tmp_path, monkeypatch, capfd):
-    computed = []
-    stock = compat.forward_logps
-
-    def counted(trainer, batch):
-        computed.append(len(batch["advantages"]))
-        return stock(trainer, batch)
-
-    monkeypatch.setattr(compat, "forward_logps", counted)
-    trainer = make_trainer(tmp_path, digits, max_steps=2, max_completion_length=3, disable_tqdm=False)
-    session = trl_replay.attach(trainer, replay_buffer_size=3)
-    file = [row for task in range(40) for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])]
-    with pytest.warns(UserWarning, match="37 of the 40 groups .* no room .* holds 3: .*replay_buffer_size"):
-        assert session.add(file) == 3
-    assert "37 x a group of a file found no room (replay_buffer_size)" in session.explain()
-    assert computed == [12], "rows of forwards"
-    assert "3/3" in capfd.readouterr().err, "a progress bar"
-    assert np.isfinite(session.buffer.table.row_logp).all()
-    for serial in session.buffer.held():
-        group = session.buffer.load(serial)
-        row = session.buffer.table.rows_of([serial])[0]
-        means = trainable_sums(group) / group.completion_lengths
-        np.testing.assert_allclose(session.buffer.table.row_logp[row], means, rtol=1e-6)
-
-
-def test_a_scorer_is_told_the_log_probs_of_groups_that_have_room(tmp_path):
+def test_a_scorer_is_told_the_log_probs_of_a_files_groups(tmp_path):
     seen = []
 
     def watching(groups, context):
@@ -403,4 +377,4 @@ def test_129_a_forward_that_fails_leaves_the_buffer_as_it_was(tmp_path, monkeypa
         session.add([row for task in "345" for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])])
     after = state(session)
     assert len(session.buffer) == len(session.buffer.held()) == len(stored) // 4
-    assert set(differences(before, after)) == {"generators"}
+    assert not differences(before, after)

@@ -102,15 +102,6 @@ def test_rows_that_failed_are_masked_and_count_nowhere():
     assert (4 * buffer.table.items == [3 * 4 * 5 + 4 * 5, 3 * 4 * 5]).all()
 
 
-def test_what_would_stay_is_told_without_storing_anything():
-    buffer = buffer_of(capacity=2)
-    stored = buffer.extend(make_groups([LIVE]))
-    unknown = replace(make_groups([LIVE] * 3), behavior_logps=None)
-    assert buffer.would_stay(unknown).tolist() == [False, True, True]
-    assert set(buffer) == stored
-    assert buffer.serial == 1
-
-
 def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted():
     buffer, tally = buffer_of(capacity=2), Tally()
     assert buffer.extend(make_groups([LIVE] * 3), tally=tally) == {1, 2}
@@ -163,16 +154,6 @@ def test_entries_of_a_solved_prompt_leave():
     assert buffer.observe([make_groups([LIVE, [1.0, 1.0, 0.0, 0.0]])], tally).tolist() == [1]
     assert list(buffer) == [0]
     assert (tally.retired, tally.generated, tally.dead) == (1, 2, 0)
-
-
-def test_what_is_remembered_comes_back():
-    buffer = buffer_of()
-    buffer.extend(make_groups([LIVE]))
-    undo = buffer.remember()
-    buffer.extend(make_groups([LIVE]))
-    undo()
-    assert list(buffer) == [0]
-    assert buffer.rules.limiter.inserted == 1
 
 
 def test_a_buffer_goes_on_where_its_state_was_saved():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -320,27 +320,6 @@ class ReplayBuffer:
         self.receive({serial: payload for serial, payload in stayed.items() if payload is not None})
         return set(stayed)
 
-    def would_stay(self, groups: Groups) -> Bools:
-        """Tell of which of these groups there is room for, `(n,)`, if all were offered at once; nothing changes.
-
-        Args:
-            groups ([`Groups`]): Their log-probs need not be known.
-        """
-        hooks, context, undo = self.rules.hooks, self.context(), self.remember()
-        groups = _with_failed_masked(groups)
-        score = hooks.score(groups, context)
-        serials = self.serial + np.arange(len(groups))
-        unknown = np.zeros(len(groups), np.int64)
-        columns = {"serial": serials, "score": score, "nbytes": unknown, "keys": unknown, "owner": unknown}
-        stored = np.isfinite(score)
-        try:
-            every = {**columns, **_columns(groups)}
-            self._store.append({name: values[stored] for name, values in every.items()}, context.rng)
-            self.trim()
-            return np.asarray(self.table.rows_of(serials) >= 0)
-        finally:
-            undo()
-
     def trim(self) -> int:
         """Evict what there is no room for; return its number."""
         return self._store.evict(lambda table: self.rules.hooks.rank(table, self.context()), self.rules.drops)
@@ -495,17 +474,6 @@ class ReplayBuffer:
     def forget_longer(self, most: float) -> int:
         """Drop the entries with a completion of more than `most` tokens; return their number."""
         return self._store.forget(np.flatnonzero((self.table.row_length > most).any(axis=1)))
-
-    def remember(self) -> Callable[[], None]:
-        """Return what puts the entries of now back, with their payload, and what the limiter has counted."""
-        restore, limiter = self._store.remember(), self.rules.limiter
-        counted = limiter.state_dict()
-
-        def undo() -> None:
-            restore()
-            limiter.load_state_dict(counted)
-
-        return undo
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, payload apart: the table's `columns`, `keysets`, which its column `keys`

@@ -130,16 +130,6 @@ class Store:
         known["keys"] = numbers[columns["keys"]]
         self.table.append(known, len(columns["serial"]))
 
-    def remember(self) -> Callable[[], None]:
-        """Return what puts the entries of now back, with their payload."""
-        state, payload, nbytes = self.state_dict(), dict(self._payload), self._bytes
-
-        def undo() -> None:
-            self.load_state_dict(state)
-            self._payload, self._bytes = payload, nbytes
-
-        return undo
-
     def payload(self) -> Iterator[tuple[int, Group]]:
         """`(serial, group)` of those that are `held`, without copies: change nothing."""
         return ((serial, self._payload[serial]) for serial in self.held())

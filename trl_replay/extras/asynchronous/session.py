@@ -210,6 +210,9 @@ class AsyncSession:
         names = self.trainer.reward_func_names
         samples = [sample_of_row(row, value, names) for row, value in zip(rows, advantages, strict=True)]
         reading = self.queue.reading
+        if not reading.are_live(samples):
+            tally.refuse(1, "its rewards do not differ")
+            return
         payload = reading.payload(samples)
         view = replace(
             reading.view(samples, self.update - 1, payload),

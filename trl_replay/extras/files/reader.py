@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from ... import compat
 from ...buffer.replay_buffer import NOT_FINITE
 from ...data.counters import Tally
+from ...data.fields import ADVANTAGES
 from ...data.tasks import Tasks
 from ...data.types import Floats
 from ...errors import ReplayError
 from .file_tasks import TASK, FileTasks, RowError
 from .schema import FINGERPRINT, MASKS, TOKENS, Row, checked, has_images, reward_columns
 from .sources import Source, read_sources, source_name
-from .tokens import EMPTY, FAILED, SEVERAL, Tokens, has_turns
+from .tokens import EMPTY, FAILED, SEVERAL, Tokens, cleaned, has_turns
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Rollout:
         told (`dict[str, NDArray]`): Token-level fields that the file has, by batch key.
         rewards (`(functions,)`, *optional*): Of the trainer's functions, NaN for None; None if these are to score it.
         advantage (`float`, *optional*): The file's, if it counts.
+        messages (`list`, *optional*): Its completion, where the file has messages.
     """
 
     label: str
@@ -48,12 +50,18 @@ class Rollout:
     told: dict[str, NDArray[np.float32]]
     rewards: Floats | None = None
     advantage: float | None = None
+    messages: list[dict[str, Any]] | None = None
 
     @property
     def mask(self) -> NDArray[np.int64]:
         """`(tokens,)`: 1 for tokens that the model said."""
         ones = np.ones(len(self.completion_ids), np.float32)
         return self.told.get("tool_mask", ones).astype(np.int64)
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether it tells all that a sample of the asynchronous trainer has, and no more."""
+        return compat.OLD_LOGPS in self.told and self.advantage is not None and ADVANTAGES not in self.told
 
     @property
     def masked(self) -> bool:
@@ -117,6 +125,7 @@ class Reader:
             try:
                 row = self._with_texts(row, own_ids)
                 inputs, task = self.tasks.of(row, FINGERPRINT in file.metadata)
+                self._refuse_unscorable(inputs)
                 key = json.dumps([row.get("group"), None if row.get("group") is not None else task], default=str)
                 self._refuse_failed(row)
                 prompt, completion, told = self._token_ids(row, own_ids)
@@ -131,6 +140,8 @@ class Reader:
             if members:
                 _refuse_another_task(row, members[0].row, label)
             rollout = Rollout(label, row, inputs, task, prompt, completion, told, rewards)
+            if not isinstance(row["completion"], str):
+                rollout.messages = cleaned(row["completion"])
             if not self._rescore and row.get("advantage") is not None:
                 rollout.advantage = float(row["advantage"])
             members.append(rollout)
@@ -143,6 +154,11 @@ class Reader:
         Raises:
             ReplayError: The file has no such columns.
         """
+        if self._rescore and compat.has_environments(self._trainer):
+            raise ReplayError(
+                f"{name} can't be scored: rewards that depend on an environment need its episode. Give rewards, a "
+                "column for each function."
+            )
         if self._rescore or not rows:
             return lambda row: None
         columns = dict.fromkeys(column for row in rows for column in row)
@@ -176,6 +192,23 @@ class Reader:
                     raise RowError("it has ids of another tokenizer, and no text")
                 made[name] = decode(ids, skip_special_tokens=skips)
         return made
+
+    def _refuse_unscorable(self, inputs: Mapping[str, Any]) -> None:
+        """Refuse a row to which reward functions could give no reward as to the trainer's own.
+
+        Raises:
+            RowError: Names the columns that it lacks.
+        """
+        if not self._rescore:
+            return
+        lacking = self.tasks.lacking(inputs)
+        if isinstance(inputs["prompt"], str) and isinstance(self.tasks.first_prompt, list):
+            raise RowError("its prompt is text, and the dataset's are messages")
+        if lacking:
+            raise RowError(
+                f"it lacks {', '.join(map(repr, lacking))}, which reward functions get from the dataset, and no one "
+                "row of that has its prompt: add the columns (null, if the functions read none)"
+            )
 
     def _refuse_failed(self, row: Row) -> None:
         """Refuse a row of a rollout that gave nothing, or failed: its reward is none of the model's.

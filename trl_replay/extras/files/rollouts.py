@@ -46,13 +46,19 @@ class Rollouts:
             "env_mask": [one.mask.tolist() for one in self._rows],
         }
 
-    def rewards(self) -> torch.Tensor:
-        """`(rows of all processes, functions)`: NaN for None, and for a masked row, which counts in no mean."""
-        nothing = np.full(len(self._trainer.reward_func_names), np.nan)
-        told = [nothing if one.masked and one.advantage is None else one.rewards for one in self._rows]
-        of_rows = torch.tensor(np.array(told), dtype=torch.float32, device=self._trainer.accelerator.device)
-        rewards: torch.Tensor = gather(of_rows)
-        return rewards
+    def rewards(self, inputs: Any, prompts: Any, completions: Sequence[Any], completion_ids: Any) -> torch.Tensor:
+        """`(rows of all processes, functions)`: the file's or, where these are to score it, those of the trainer's
+        functions; NaN for None, and for a masked row, which counts in no mean."""
+        trainer, device = self._trainer, self._trainer.accelerator.device
+        if self._rows[0].rewards is None:
+            said = [one.messages or made for one, made in zip(self._rows, completions, strict=True)]
+            rewards = getattr(type(trainer), compat.REWARDS)(trainer, inputs, prompts, said, completion_ids)
+        else:
+            told = np.array([one.rewards for one in self._rows])
+            rewards = gather(torch.tensor(told, dtype=torch.float32, device=device))
+        counts = [not one.masked or one.advantage is not None for one in self._rows]
+        made: torch.Tensor = rewards.where(gather(torch.tensor(counts, device=device))[:, None], torch.nan)
+        return made
 
     def check(self, batch: Batch) -> None:
         """Refuse a batch of other rows than were handed in.
