@@ -160,15 +160,19 @@ def test_a_resumed_run_does_not_read_the_file_again(exported, tmp_path):
     assert resumed.buffer.table.serial.tolist() == session.buffer.table.serial.tolist()
 
 
-def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported, tmp_path):
-    *_, path = exported
+def test_ids_of_another_tokenizer_are_refused_and_texts_alone_count(exported, tmp_path):
+    *_, made, path = exported
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["12"])
     trainer = make_trainer(tmp_path, [digits, second], model=make_model(tokenizer), max_steps=1)
     trainer._tokenizer.add_tokens(["12"])
     trainer.model.resize_token_embeddings(len(tokenizer))
     session = trl_replay.attach(trainer)
-    assert session.add(path) > 0
+    with pytest.raises(ReplayError, match=r"token ids of another tokenizer.*remove_columns\), and its texts count"):
+        session.add(path)
+    texts = ("prompt", "completion", "group")
+    kept = [{name: row[name] for name in row if name in texts or name.startswith("reward/")} for row in made]
+    assert session.add(kept) > 0
     assert set(session.buffer.table.origin.tolist()) == {2}
 
 
@@ -198,7 +202,7 @@ def test_groups_with_images_come_back_with_those_of_the_dataset(tmp_path):
     session = trl_replay.attach(trainer)
     trainer.train()
     found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
-    assert set(found["images"]) == {0, 1, 2}
+    assert set(found["num_images"]) == {0, 1, 2}
     held = [session.buffer.load(serial) for serial in session.buffer]
     assert session.add(tmp_path / "out.parquet") == len(held)
     again = [session.buffer.load(serial) for serial in list(session.buffer)[len(held) :]]
@@ -209,8 +213,7 @@ def test_groups_with_images_come_back_with_those_of_the_dataset(tmp_path):
             torch.testing.assert_close(other.tensors[name], values)
         pictured += "pixel_values" in one.tensors
     assert pictured > 0
-    named = pd.read_parquet(tmp_path / "out.parquet").assign(**{"task/prompt": None, "trl_replay_task": None})
-    rows = named.query("images > 0").drop(columns=["task/prompt", "trl_replay_task"]).to_dict("records")
+    rows = found.query("num_images > 0").drop(columns=["trl_replay_task"]).to_dict("records")
     with pytest.warns(UserWarning, match="it has images, and neither its file nor the dataset holds them"):
         session.add(rows)
 

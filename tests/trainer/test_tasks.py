@@ -261,42 +261,20 @@ def taken(tmp_path, source, rows=NESTED):
 
 
 @DIFFER
-def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_path):
+@pytest.mark.parametrize("read", ["parquet", "rows", "jsonl"])
+def test_66_and_151_groups_of_an_export_meet_their_own_task_alone(tmp_path, read):
     path = exported(tmp_path)
-    written = pyarrow.parquet.read_table(path).to_pylist()
-    assert {row["label"] for row in written} == set("abcd")
-    assert all(json.loads(row["tests"]) == [{"in": row["label"], "out": 0.5}] for row in written)
-    assert all((row["task/score"], row["task/prompt"]) == ("2", "1=") for row in written)
-    _, session = taken(tmp_path, path)
-    assert sorted(session.buffer.table.prompt.tolist()) == sorted(row["trl_replay_task"] for row in written[::4])
-
-
-@DIFFER
-@pytest.mark.parametrize("lost", ["the columns", "the hash", "nothing"])
-def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path, lost):
-    path = exported(tmp_path)
-    table = pyarrow.parquet.read_table(path)
-    if lost != "nothing":
-        table = table.drop(["label", "tests"] if lost == "the columns" else ["trl_replay_task"])
-        pyarrow.parquet.write_table(table, path)
-    trainer, session = taken(tmp_path, path)
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    lines = tmp_path / "groups.jsonl"
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    trainer, session = taken(tmp_path, {"parquet": path, "rows": rows, "jsonl": lines}[read])
+    assert sorted(session.buffer.table.prompt.tolist()) == sorted(row["trl_replay_task"] for row in rows[::4])
     keys = {session.components.tasks.key(row): row["label"] for row in NESTED}
     tasks = zip(session.buffer.table.serial.tolist(), session.buffer.table.prompt.tolist(), strict=True)
     followed = Followed(session, {serial: keys[task] for serial, task in tasks})
     trainer.train()
     assert len(followed.pairs) > 3
     assert crossed(followed) == []
-
-
-@DIFFER
-@pytest.mark.parametrize("read", ["rows", "jsonl"])
-def test_151_an_exported_file_that_others_read_tells_its_tasks(tmp_path, read):
-    """Its columns are texts then, the dataset's are lists and numbers."""
-    path = exported(tmp_path)
-    rows = pyarrow.parquet.read_table(path).to_pylist()
-    (tmp_path / "groups.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    _, session = taken(tmp_path, rows if read == "rows" else tmp_path / "groups.jsonl")
-    assert sorted(session.buffer.table.prompt.tolist()) == sorted(row["trl_replay_task"] for row in rows[::4])
 
 
 @DIFFER

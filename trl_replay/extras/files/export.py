@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +16,10 @@ from ...buffer import ReplayBuffer
 from ...checkpoint import format as saved
 from ...data.fields import ADVANTAGES, STORED_REWARDS, TOKEN_ADVANTAGES
 from ...data.table import Table
-from ...data.tasks import Tasks
 from ...data.types import Entry, Group
 from ...errors import CheckpointError, ReplayError
-from .file_tasks import IN_JSON, TASK, DatasetColumns, dataset_rows
-from .schema import EXPORTED, FINGERPRINT, reward_columns
+from .file_tasks import TASK
+from .schema import EXPORTED, TOKENIZER, reward_columns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -45,17 +43,15 @@ class Source(NamedTuple):
         tokenizer (`Any`): Decodes them.
         reward_functions (`Sequence[str]`): Names of the reward functions.
         fingerprint (`str`): Of the tokenizer.
-        dataset ([`DatasetColumns`]): The dataset's columns, as far as the dataset is at hand.
     """
 
     entries: Iterable[StoredEntry]
     tokenizer: Any
     reward_functions: Sequence[str]
     fingerprint: str
-    dataset: DatasetColumns
 
 
-def of_buffer(buffer: ReplayBuffer, tasks: Tasks, trainer: Any) -> Source:
+def of_buffer(buffer: ReplayBuffer, trainer: Any) -> Source:
     """Return the entries that this process holds."""
     table = buffer.table
     held = set(buffer.held())
@@ -70,7 +66,6 @@ def of_buffer(buffer: ReplayBuffer, tasks: Tasks, trainer: Any) -> Source:
         tokenizer=compat.tokenizer(trainer),
         reward_functions=list(trainer.reward_func_names),
         fingerprint=compat.tokenizer_fingerprint(trainer),
-        dataset=DatasetColumns(dataset_rows(trainer, tasks, table.prompt.tolist())),
     )
 
 
@@ -85,7 +80,7 @@ def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
     row = int(np.flatnonzero(table.serial == serial)[0])
     entry = StoredEntry(_columns(table, row), buffer.load(serial))
     functions = list(trainer.reward_func_names)
-    source = Source([entry], compat.tokenizer(trainer), functions, "", DatasetColumns({}))
+    source = Source([entry], compat.tokenizer(trainer), functions, "")
     rows = list(rows_of(serial, entry, source))
     values = {name: [held[name] for held in rows] for name in rows[0]}
     named = reward_columns(functions)
@@ -138,7 +133,6 @@ def of_checkpoint(folder: str | Path) -> Source:
         tokenizer=tokenizer,
         reward_functions=first.session["reward_rule"][0],
         fingerprint=first.identity.tokenizer,
-        dataset=DatasetColumns({}),
     )
 
 
@@ -170,7 +164,7 @@ def write(path: str | Path, source: Source) -> int:
 
 
 def _schema(source: Source) -> pyarrow.Schema:
-    """The columns of a file, and the fingerprint of the tokenizer."""
+    """The columns of a file."""
     import pyarrow
 
     ints = pyarrow.list_(pyarrow.int32())
@@ -188,13 +182,12 @@ def _schema(source: Source) -> pyarrow.Schema:
         "uses": pyarrow.int64(),
         "score": pyarrow.float64(),
         "group": pyarrow.int64(),
-        "images": pyarrow.int32(),
+        "num_images": pyarrow.int32(),
         **dict.fromkeys(EXPORTED, floats),
         TASK: pyarrow.int64(),
+        TOKENIZER: pyarrow.string(),
     }
-    columns |= dict.fromkeys(source.dataset.names, pyarrow.string())
-    metadata = {FINGERPRINT: source.fingerprint, IN_JSON: json.dumps(source.dataset.in_json)}
-    return pyarrow.schema(list(columns.items())).with_metadata(metadata)
+    return pyarrow.schema(list(columns.items()))
 
 
 def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[str, Any]]:
@@ -212,7 +205,6 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
     no_images = torch.zeros(1, dtype=torch.int32)
     images = tensors.get("num_images", no_images).expand(size).tolist()
     reward_names = reward_columns(source.reward_functions)
-    of_dataset = source.dataset.of(entry.columns["prompt"])
     masked = masked_rows(group, entry.columns["row_masked"])
     for row in range(size):
         named = dict(zip(reward_names, rewards[row], strict=True))
@@ -229,10 +221,10 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
             "uses": entry.columns["uses"],
             "score": entry.columns["score"],
             "group": number,
-            "images": images[row],
+            "num_images": images[row],
             **{key: parts[row] for key, parts in tokens.items()},
             TASK: entry.columns["prompt"],
-            **of_dataset,
+            TOKENIZER: source.fingerprint,
         }
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -12,12 +11,10 @@ from ... import compat
 from ...data.tasks import PROMPT_COLUMNS, Tasks
 from ...errors import SeamError
 from ...generation.dataset_rows import Dataset
-from .schema import Row, own_column
+from .schema import Row
 
 TASK = "trl_replay_task"
-"""Column of the task's hash."""
-IN_JSON = "trl_replay_json"
-"""Key of a Parquet file's metadata: which columns hold JSON."""
+"""Column of an export: the hash of the dataset's row."""
 
 
 class RowError(ValueError):
@@ -33,38 +30,32 @@ class FileTasks:
     """
 
     def __init__(self, trainer: Any, tasks: Tasks) -> None:
-        self._dataset = dataset_of(trainer, tasks)
+        self._dataset = Dataset(lambda: compat.training_data(trainer), tasks.key)
         self._tasks = tasks
         self._columns = set() if compat.has_environments(trainer) else self._dataset.columns or set()
         self._needed = self._columns if tasks.columns is None else {"prompt", *tasks.columns}
 
-    def of(self, row: Row, exported: bool) -> tuple[dict[str, Any], int]:
-        """Return the trainer's input for a row: with the columns of the file and, where it lacks some, those of the
-        dataset's row of its task; and that task.
-
-        Args:
-            row (`Mapping`): Of the file.
-            exported (`bool`): Whether a session exported it.
+    def of(self, row: Row) -> tuple[dict[str, Any], int]:
+        """Return the trainer's input for a row, and its task: the dataset's row that an export names; else the file's
+        columns and, where it lacks some, those of the dataset's row with its prompt.
 
         Raises:
             RowError: Several rows of the dataset have its prompt.
         """
-        names = {name: column_name(name, row, exported) for name in self._columns}
-        found = {name: row[column] for name, column in names.items() if column in row}
-        made = {"prompt": row["prompt"], **found}
-        told = max(int(row.get(TASK) or 0), 0)  # a group's own, below 0, is no other run's
-        is_told = self._needed <= made.keys()
-        key = self._tasks.key(made) if is_told else 0
-        if told not in (key, 0) and told in self._numbers:  # its columns are no longer as they were: texts, for lists
+        told = row.get(TASK)
+        if told in self._numbers:
             return self._dataset.row(self._numbers[told]), told
-        if not is_told:
-            of_prompt = self._by_prompt.get(_of_prompt(made), {})
-            if len(of_prompt) > 1:
-                lacking = ", ".join(map(repr, sorted(self._columns - made.keys())))
-                raise RowError(f"several rows of the dataset have its prompt: add the columns {lacking}")
-            key = next(iter(of_prompt), told or _of_prompt(made))
-        number = None if self._columns <= made.keys() else self._numbers.get(key)
-        return ({} if number is None else self._dataset.row(number)) | made, key
+        names = {"prompt"} if told else {"prompt", *self._columns}  # an export's other columns are its own
+        made = {name: row[name] for name in names if name in row}
+        if self._needed <= made.keys():
+            return made, self._tasks.key(made)
+        of_prompt = self._by_prompt.get(_of_prompt(made), {})
+        if len(of_prompt) > 1:
+            lacking = ", ".join(map(repr, sorted(self._columns - made.keys())))
+            raise RowError(f"several rows of the dataset have its prompt: add the columns {lacking}")
+        for key, number in of_prompt.items():
+            return self._dataset.row(number) | made, key
+        return made, max(int(told or 0), 0) or _of_prompt(made)  # a task below 0 is that of one group
 
     @cached_property
     def _by_prompt(self) -> dict[int, dict[int, int]]:
@@ -95,82 +86,3 @@ class FileTasks:
 
 def _of_prompt(row: Mapping[str, Any]) -> int:
     return Tasks([]).key({"prompt": row.get("prompt")})
-
-
-class DatasetColumns:
-    """The dataset's columns as a file holds them: texts as they are, all else as JSON.
-
-    Args:
-        rows (`Mapping[int, Row]`): By task, its dataset row.
-
-    Attributes:
-        names (`list[str]`): Columns of the file.
-        in_json (`list[str]`): Those of them that hold JSON.
-    """
-
-    def __init__(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        self._rows = {task: _in_file(row) for task, row in rows.items()}
-        self.names: list[str] = []
-        self.in_json: list[str] = []
-        for name in dict.fromkeys(name for row in self._rows.values() for name in row):
-            self._add([row for row in self._rows.values() if row.get(name) is not None], name)
-
-    def _add(self, rows: Sequence[dict[str, Any]], name: str) -> None:
-        if not all(isinstance(row[name], str) for row in rows):
-            try:
-                texts = [json.dumps(row[name], default=_listed) for row in rows]
-            except TypeError:  # JSON can't hold it: the hash tells
-                return
-            for row, text in zip(rows, texts, strict=True):
-                row[name] = text
-            self.in_json.append(name)
-        self.names.append(name)
-
-    def of(self, task: int) -> dict[str, str | None]:
-        """Return what a file's row has of them."""
-        row = self._rows.get(task, {})
-        return {name: row.get(name) for name in self.names}
-
-
-def dataset_rows(trainer: Any, tasks: Tasks, wanted: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-    """The dataset's rows of these tasks, as far as there are any; reads the dataset until all are found."""
-    dataset = dataset_of(trainer, tasks)
-    left = {task for task in wanted if task > 0}
-    found: dict[int, Mapping[str, Any]] = {}
-    if dataset.size is None:
-        return found
-    with suppress(SeamError):  # a collator that makes something else of rows
-        for row in dataset:
-            if not left:
-                break
-            task = tasks.key(row)
-            if task in left:
-                found[task] = row
-                left.remove(task)
-    return found
-
-
-def column_name(name: str, row: Row, exported: bool = True) -> str:
-    """Return the name of a dataset's column in a row of a file: `task/…` where the file has one of its own of that
-    name. An exported file's own prompt is the text that the model was shown."""
-    apart = f"task/{name}"
-    if apart in row or own_column(name) or (exported and name == "prompt"):
-        return apart
-    return name
-
-
-def _in_file(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A dataset row without images, by the file's names."""
-    return {column_name(name, {}): value for name, value in row.items() if name not in PROMPT_COLUMNS[1:]}
-
-
-def _listed(value: Any) -> Any:
-    """A NumPy number, array or tensor as JSON can hold it."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"JSON holds no {type(value).__name__}")
-
-
-def dataset_of(trainer: Any, tasks: Tasks) -> Dataset:
-    """The dataset that the trainer trains on."""
-    return Dataset(lambda: compat.training_data(trainer), tasks.key)

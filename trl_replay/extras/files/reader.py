@@ -16,11 +16,11 @@ from ... import compat
 from ...buffer.replay_buffer import NOT_FINITE
 from ...data.counters import Tally
 from ...data.fields import ADVANTAGES
-from ...data.tasks import Tasks
+from ...data.tasks import PROMPT_COLUMNS, Tasks
 from ...data.types import Floats
 from ...errors import ReplayError
 from .file_tasks import TASK, FileTasks, RowError
-from .schema import FINGERPRINT, MASKS, TOKENS, Row, checked, has_images, reward_columns
+from .schema import MASKS, TOKENIZER, TOKENS, Row, checked, reward_columns
 from .sources import Source, read_sources, source_name
 from .tokens import EMPTY, FAILED, SEVERAL, Tokens, cleaned, has_turns
 
@@ -69,6 +69,7 @@ class Rollout:
         return bool(self.row.get("masked"))
 
 
+IMAGES = PROMPT_COLUMNS[1:]
 RolloutGroup = list[Rollout]
 """`G` rows of one prompt."""
 
@@ -88,6 +89,7 @@ class Reader:
         self._rescore = rescore
         self._tally = tally
         self._size = trainer.num_generations
+        self._fingerprint = compat.tokenizer_fingerprint(trainer)
         self.tasks = FileTasks(trainer, tasks)
         self._tokens = Tokens(trainer)
         self._rewards = reward_columns(trainer.reward_func_names)
@@ -115,20 +117,24 @@ class Reader:
         """The rows of a file that can be used, by group, and groups that lack others: these are counted."""
         vocabulary = compat.vocabulary_size(self._trainer)
         rows = [checked(row, f"Row {number} of {file.name}", vocabulary) for number, row in enumerate(file.rows)]
+        if any(row.get(TOKENIZER) not in (None, self._fingerprint) for row in rows):
+            raise ReplayError(
+                f"{file.name} has token ids of another tokenizer. Take its columns of ids, masks, log-probs, and "
+                f"{TOKENIZER} away (dataset.remove_columns), and its texts count."
+            )
         read_rewards = self._reward_reader(rows, file.name)
-        own_ids = file.metadata.get(FINGERPRINT) in (None, compat.tokenizer_fingerprint(self._trainer))
         gathered: dict[str, RolloutGroup] = {}
         short: set[str] = set()
         for number, row in enumerate(rows):
             label = f"Row {number} of {file.name}"
             key = ""
             try:
-                row = self._with_texts(row, own_ids)
-                inputs, task = self.tasks.of(row, FINGERPRINT in file.metadata)
+                row = self._with_texts(row)
+                inputs, task = self.tasks.of(row)
                 self._refuse_unscorable(inputs)
                 key = json.dumps([row.get("group"), None if row.get("group") is not None else task], default=str)
                 self._refuse_failed(row)
-                prompt, completion, told = self._token_ids(row, own_ids)
+                prompt, completion, told = self._token_ids(row)
                 rewards = read_rewards(row)
             except RowError as reason:
                 short.add(key)
@@ -177,19 +183,13 @@ class Reader:
             "of session.add, replay_warm_start_rescore=True."
         )
 
-    def _with_texts(self, row: Row, own_ids: bool) -> Row:
-        """The row with texts where it has ids alone.
-
-        Raises:
-            RowError: They are of another tokenizer.
-        """
+    def _with_texts(self, row: Row) -> Row:
+        """The row with texts where it has ids alone."""
         decode = compat.tokenizer(self._trainer).decode
         made = dict(row)
         for name, skips in (("prompt", False), ("completion", True)):
             ids = row.get(f"{name}_ids")
             if ids is not None and (name not in row or _is_array(row[name])):
-                if not own_ids:
-                    raise RowError("it has ids of another tokenizer, and no text")
                 made[name] = decode(ids, skip_special_tokens=skips)
         return made
 
@@ -223,9 +223,7 @@ class Reader:
         if row.get("error") and "error" not in columns:
             raise RowError(FAILED)
 
-    def _token_ids(
-        self, row: Row, own_ids: bool
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], dict[str, NDArray[np.float32]]]:
+    def _token_ids(self, row: Row) -> tuple[NDArray[np.int32], NDArray[np.int32], dict[str, NDArray[np.float32]]]:
         """Token ids of prompt and completion, those of the file or made of its texts, and token-level fields.
 
         Raises:
@@ -233,9 +231,9 @@ class Reader:
         """
         told: dict[str, NDArray[np.float32]] = {}
         prompt, completion = row.get("prompt_ids"), row.get("completion_ids")
-        if own_ids and completion is not None and prompt is None:
+        if completion is not None and prompt is None:
             prompt = self._tokens.prompt(row["prompt"])
-        if own_ids and completion is not None:
+        if completion is not None:
             told = {name: np.asarray(row[name]).astype(np.float32) for name in TOKENS if row.get(name) is not None}
             if not any(name in told for name in MASKS) and has_turns(row["completion"]):
                 raise RowError(SEVERAL)
@@ -277,7 +275,7 @@ class Reader:
             for rollout in group:
                 rollout.advantage = None
         reason = ""
-        if any(has_images(one.row) and not ({"image", "images"} & one.inputs.keys()) for one in group):
+        if any(map(_lacks_images, group)):
             reason = "it has images, and neither its file nor the dataset holds them"
         elif whole and not np.isfinite([value for value in advantages if value is not None]).all():
             reason = "an advantage is not finite"
@@ -330,6 +328,11 @@ def _one_reward(row: Row) -> Floats:
 def _is_array(value: Any) -> bool:
     """Tell a list of ids from texts and messages."""
     return not isinstance(value, str) and value is not None and len(value) > 0 and not isinstance(value[0], Mapping)
+
+
+def _lacks_images(one: Rollout) -> bool:
+    told = any(one.row.get(name) for name in ("num_images", *IMAGES))
+    return told and one.inputs.keys().isdisjoint(IMAGES)
 
 
 def _completion_length(one: Rollout) -> int:

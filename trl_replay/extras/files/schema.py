@@ -16,8 +16,8 @@ from ...data.types import LARGEST_ADVANTAGE, Bools, Floats
 from ...errors import ReplayError
 
 Row = Mapping[str, Any]
-FINGERPRINT = "trl_replay_tokenizer"
-"""Key of a Parquet file's metadata: a hash of the tokenizer that made its token ids."""
+TOKENIZER = "trl_replay_tokenizer"
+"""Column of an export: a hash of the tokenizer that made its token ids."""
 CHARACTERS_SHOWN = 80
 """Characters of a value that an error shows."""
 MASKS = ("completion_mask", "tool_mask")
@@ -28,9 +28,6 @@ EXPORTED = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and
 EXPORTED += (ADVANTAGES,)
 """Those that are written."""
 TEXTS = ("prompt", "completion")
-OWN = {"completion", "prompt_ids", "completion_ids", "reward", "advantage", "masked", "update", "uses", "score"}
-OWN |= {"group", "images", "forked", *EXPORTED}
-"""Columns that are a file's."""
 WRITTEN_OUT = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
 """How a text begins that pandas, or JSON, made of messages."""
 LOGP_FLOOR = -1000.0
@@ -160,21 +157,6 @@ def reward_columns(names: Sequence[str]) -> list[str]:
             column = f"reward/{name}#{number}"
         columns.append(column)
     return columns
-
-
-def own_column(name: str) -> bool:
-    """Return whether a column is a file's, whatever the dataset has."""
-    return name in OWN or name.startswith("reward/")
-
-
-def has_images(row: Row) -> bool:
-    """Return whether a row belongs to images: their number, as exported, or a list of them."""
-    images = row.get("images")
-    if images is None:
-        return False
-    if hasattr(images, "__len__"):
-        return len(images) > 0
-    return bool(images)
 
 
 def _text_fault(value: Any) -> str | None:

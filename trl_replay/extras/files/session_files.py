@@ -217,7 +217,7 @@ class Files:
         rank, ranks = int(trainer.accelerator.process_index), components.processes
         if ranks > 1:
             path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
-        write(path, of_buffer(components.buffer, components.tasks, trainer))
+        write(path, of_buffer(components.buffer, trainer))
         return path
 
 

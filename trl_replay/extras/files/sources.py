@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...base.data_files import are_paths, data_files
 from ...errors import ReplayError
-from .file_tasks import IN_JSON
-from .schema import FINGERPRINT, compact, shown
+from .schema import compact, shown
 
 GIVEN = "the rows given"
 """Name in errors of what is no file."""
@@ -25,12 +23,10 @@ class Source:
     Attributes:
         name (`str`): In errors.
         rows (`list`): One a completion.
-        metadata (`Mapping[str, str]`): What an export says of itself.
     """
 
     name: str
     rows: list[Any]
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def source_name(source: Any) -> str:
@@ -65,21 +61,7 @@ def _read(path: Path) -> Source:
 
     kind = next((KINDS[suffix] for suffix in path.suffixes if suffix in KINDS), "json")
     try:
-        metadata = _metadata(path) if kind == "parquet" else {}
         rows = load_dataset(kind, data_files=str(path), split="train", streaming=True)
-        return Source(str(path), list(_decoded(rows, json.loads(metadata.get(IN_JSON, "[]")))), metadata)
+        return Source(str(path), [compact(row) for row in rows])
     except Exception as error:  # of datasets, pyarrow, pandas or the system
         raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    from pyarrow import parquet
-
-    found = parquet.read_schema(path).metadata or {}
-    return {key: found[key.encode()].decode() for key in (FINGERPRINT, IN_JSON) if key.encode() in found}
-
-
-def _decoded(rows: Iterable[Any], in_json: list[str]) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        decoded = {name: json.loads(row[name]) for name in in_json if row.get(name) is not None}
-        yield compact({**row, **decoded})
