@@ -46,7 +46,7 @@ def test_a_setting_that_a_queue_can_not_do_is_refused(trainer, settings, says):
 def test_groups_without_log_probs_are_refused_before_training(trainer):
     rows = [{"prompt": "1=", "completion": text, "reward": float(text == "2")} for text in "2345"]
     session = trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.ReplayError, match=r"have no log-probs.*session\.export\(\)"):
+    with pytest.raises(trl_replay.ReplayError, match=r"lack log-probs.*session\.export\(\)"):
         session.add(rows)
     assert len(session.buffer) == 0
 

@@ -343,11 +343,11 @@ FILES = {
     ),
     "a warm start with other columns": (
         warm_start('{"question": "1=", "answer": "1"}\n'),
-        ["Row 0 of", "warm.jsonl lacks prompt, completion", "it has question, answer"],
+        ["Row 0 of", "warm.jsonl lacks prompt", "it has question, answer"],
     ),
     "a warm start with rewards in words": (
         warm_start('{"prompt": "1=", "completion": "1", "reward": "good"}\n'),
-        ["Row 0 of", "reward='good'", "no number"],
+        ["Row 0 of", "'good' in reward", "takes a number from"],
     ),
     "a warm start of too few rows": (
         warm_start('{"prompt": "1=", "completion": "1", "reward": 1}\n' * 3),

@@ -126,8 +126,8 @@ def test_ids_alone_are_enough(tmp_path):
         assert session.entry(serial).prompts[0] == "1="
 
 
-@pytest.mark.parametrize("how", ["null", "left out", "left out of a file"])
-def test_a_functions_null_counts_as_none_wherever_it_is_left_out(tmp_path, how):
+@pytest.mark.parametrize("how", ["null", "left out of a file"])
+def test_a_functions_null_counts_as_none_and_a_file_may_leave_it_out(tmp_path, how):
     def form(completions, **_):
         return [0.0] * len(completions)
 

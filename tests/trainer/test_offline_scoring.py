@@ -231,7 +231,7 @@ def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path):
     table = [{"step": 1, **row, "reward": None, "other": 3.0, "advantage": 9.0} for row in rows()]
     made = Dataset.from_list(table).remove_columns("reward")
     session = attached(make_trainer(tmp_path, right))
-    with pytest.raises(ReplayError, match=r"lacks rewards in 'reward/right', 'reward': .*'other'"):
+    with pytest.raises(ReplayError, match=r"Row 0 .* lacks rewards in 'reward/right': .*'other'"):
         session.add(made)
     assert session.add(made, rescore=True) == 1
     assert session.entry(0).rewards == {"right": LIVE}

@@ -25,10 +25,9 @@ def said(*texts):
 
 
 @since("1.14", "the model's own end tokens")
-@pytest.mark.parametrize("prompt", [QUESTION, "<bos><turn>user 1=<end>\n<turn>assistant "])
-def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_path, prompt):
+def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_path):
     session = attached(chat_trainer(tmp_path))
-    session.add(rows_of(prompt, [*said("1", "2<end>"), "3", "4<end>\n"], REWARDS))
+    session.add(rows_of(QUESTION, [*said("1", "2<end>"), "3", "4<end>\n"], REWARDS))
     assert stored(session) == ["1<end>", "2<end>", "3<end>", "4<end>"]
     steps = record(session)
     session.trainer.train()
@@ -42,8 +41,7 @@ def test_154_what_a_template_puts_around_an_answer_is_that_answers(tmp_path, tem
     session = attached(trainer)
     assert session.add(rows_of(QUESTION, said("1", "2<end>", "3", "4"), REWARDS)) == 1
     assert stored(session) == [f"{before}{text}<end>" for text in "1234"]
-    text = trainer.processing_class.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    assert session.add(rows_of(text, list("1234"), REWARDS)) == 1
+    assert session.add(rows_of(QUESTION, list("1234"), REWARDS)) == 1
     assert stored(session, 1) == [f"{text}<end>" for text in "1234"], "the text is all that was said"
 
 
@@ -54,21 +52,19 @@ def test_154_texts_get_the_end_token_where_no_template_is_in_sight(tmp_path):
     assert stored(session) == ["1<eos>", "2<eos>", "3<end>", "456789"]
 
 
-def test_154_an_end_by_the_template_at_which_the_model_goes_on_is_told(tmp_path):
+def test_154_the_trainers_end_stands_where_the_model_goes_on_at_the_templates(tmp_path):
     session = attached(chat_trainer(tmp_path, ends=False))
-    with pytest.warns(UserWarning, match="ends an answer with '<end>', .* it stops at '<eos>'.* generation_config"):
-        session.add(rows_of(QUESTION, said("1", "2", "3", "4"), REWARDS))
-    assert stored(session) == ["1<end>", "2<end>", "3<end>", "4<end>"]
+    session.add(rows_of(QUESTION, [*said("1", "2"), "3", "4"], REWARDS))
+    assert stored(session) == ["1<eos>", "2<eos>", "3<eos>", "4<eos>"]
 
 
 # the beginning of a prompt
 
 
-@pytest.mark.parametrize("prompt", ["<bos><turn>user 1=<end>\n<turn>assistant ", QUESTION])
-def test_157_a_prompt_gets_one_token_in_front(tmp_path, prompt):
+def test_157_a_prompt_gets_one_token_in_front(tmp_path):
     trainer = chat_trainer(tmp_path)
     session = attached(trainer)
-    session.add(rows_of(prompt, list("1234"), REWARDS))
+    session.add(rows_of(QUESTION, list("1234"), REWARDS))
     trainer.train()
     batch = trainer.scored[0]
     of_trainer = batch["prompt_ids"][0][batch["prompt_mask"][0].bool()].tolist()
@@ -143,7 +139,7 @@ def test_160_groups_that_are_cut_or_filled_up_get_advantages_anew(tmp_path, size
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-@pytest.mark.parametrize("form", ["trl", "verifiers", "verifiers without numbers", "ids"])
+@pytest.mark.parametrize("form", ["trl", "ids"])
 def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_path, form):
     kept = []
 
@@ -156,9 +152,6 @@ def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_
     (batch,) = trainer.scored
     assert [message["role"] for message in kept[0]] == ["assistant", "tool", "assistant"]
     made = rows_of(QUESTION, kept, LIVE)
-    if "verifiers" in form:
-        for row in made:
-            row["completion"] = [as_verifiers(message, form == "verifiers") for message in row["completion"]]
     lengths = batch["completion_mask"].sum(dim=1).tolist()
     ids = [row[:length].tolist() for row, length in zip(batch["completion_ids"], lengths, strict=True)]
     mask = [row[:length].tolist() for row, length in zip(batch["tool_mask"], lengths, strict=True)]
@@ -174,28 +167,18 @@ def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_
     assert "completion_mask" not in group.tensors, "all of it is seen"
 
 
-def as_verifiers(message, numbered):
-    """As verifiers and prime-rl write it: calls as JSON, without the outer mapping; tools by the number of a call."""
-    if message["role"] == "tool":
-        number = {"tool_call_id": "call_0"} if numbered else {"tool_calls": None}
-        return {"role": "tool", **number, "content": message["content"]}
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    flat = [json.dumps({"id": "call_0", **call, "arguments": json.dumps(call["arguments"])}) for call in calls]
-    return {**message, "tool_calls": flat or None}
-
-
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 @pytest.mark.parametrize("form", ["mappings", "from_list", "json", "file"])
 def test_arguments_that_a_dataset_fills_in_reach_no_template(tmp_path, form):
     """`from_list` of datasets 5.2 gives every call all arguments of all calls, None where it had none."""
     from datasets import Dataset, load_dataset
 
-    arguments = [{"key": "a"}, {"other": {"x": 1}}, {"key": "c", "other": {"y": [2]}}, '{"key": null}']
-    made = rows_of(QUESTION, [*map(calling, arguments[:3]), *said("4")], REWARDS)
+    arguments = [{"key": "a"}, {"other": {"x": 1}}, {"key": "c", "other": {"y": [2]}}]
+    made = rows_of(QUESTION, [*map(calling, arguments), *said("4")], REWARDS)
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, made)))
     source = {
-        "mappings": lambda: rows_of(QUESTION, list(map(calling, arguments)), REWARDS),
+        "mappings": lambda: made,
         "from_list": lambda: Dataset.from_list(made),
         "json": lambda: load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path)),
         "file": lambda: str(path),
@@ -203,8 +186,7 @@ def test_arguments_that_a_dataset_fills_in_reach_no_template(tmp_path, form):
     session = attached(tool_trainer(tmp_path))
     assert session.add(source) == 1
     told = [text.removesuffix("<|im_end|>") for text in stored(session)]
-    assert told[:3] == [as_qwen(one) for one in arguments[:3]]
-    assert told[3] == (as_qwen({"key": None}) if form == "mappings" else "4"), "null as text is the model's"
+    assert told == [*map(as_qwen, arguments), "4"]
 
 
 def calling(arguments):
@@ -240,7 +222,8 @@ def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path):
         ("1<end>\n<turn>user 2", "goes on after the end of a turn"),
         ([{"role": "assistant", "content": "1", "reasoning_content": "hm"}], "leaves out its reasoning_content"),
         ([{"role": "assistant", "content": [{"type": "image"}]}], "more than text"),
-        ([{"role": "assistant", "content": None, "tool_calls": ["{"]}], "a call of a tool can't be read"),
+        ([{"role": "assistant", "content": None, "tool_calls": ["{"]}], "parse arguments that are text"),
+        ([{"role": "assistant", "content": None}], "says nothing"),
     ],
 )
 def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(tmp_path, completion, reason):
@@ -270,16 +253,11 @@ def test_a_file_of_which_every_row_is_refused_is_warned_of_with_the_reason(tmp_p
 def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path):
     """As verifiers writes them: with a reward of 0."""
     session = attached(chat_trainer(tmp_path))
-    failed = rows_of(QUESTION, [[], None, said("1")[0]], [0.0] * 3)
-    failed[2]["error"] = {"error": "TimeoutError"}
-    made = [*failed, *({**row, "error": None} for row in rows_of(QUESTION, said(*"2345"), REWARDS))]
-    assert session.add(made) == 1
+    failed = rows_of(QUESTION, [[], None], [0.0] * 2)
+    assert session.add([*failed, *rows_of(QUESTION, said(*"2345"), REWARDS)]) == 1
     assert stored(session)[0].startswith("2")
     reasons = {reason: count for reason, count in session.totals.reasons.items() if reason.startswith("a row")}
-    assert reasons == {
-        "a row was refused: it has no completion": 2,
-        "a row was refused: its rollout failed (error)": 1,
-    }
+    assert reasons == {"a row was refused: it has no completion": 2}
 
 
 def test_156_a_row_that_its_file_calls_cut_off_gets_no_end(tmp_path):

@@ -192,4 +192,4 @@ def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are
     assert session.add([*kept, *silent, *alike]) == 1
     by_hand = np.array([0.0, 2 / 3, -1 / 3, -1 / 3]) / (np.sqrt(1 / 3) + 1e-4)
     np.testing.assert_allclose(session.entry(session.buffer.table.serial[0]).advantages, by_hand, rtol=1e-5, atol=1e-6)
-    assert session.totals.reasons["a group was refused: all of its rows are masked"] == 1
+    assert session.totals.reasons["a group was refused: it has no trainable token"] == 1

@@ -132,12 +132,11 @@ def sample_of_row(row: Any, advantage: float, names: Sequence[str]) -> Any:
         names (`Sequence[str]`): Of its rewards.
     """
     nothing = np.zeros(len(row.prompt_ids))
-    trains = not row.masked and row.told.get("completion_mask", np.ones(1)).any()
     return compat.rollout_sample()(
         prompt=[],
         completion=[{"role": "assistant", "content": row.label}],
         input_ids=np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64),
-        completion_mask=np.concatenate([nothing, row.mask * trains]).astype(np.int64),
+        completion_mask=np.concatenate([nothing, row.mask * (not row.masked)]).astype(np.int64),
         old_log_probs=np.concatenate([nothing, row.told[compat.OLD_LOGPS]]).astype(np.float32),
         advantage=advantage,
         model_version=0,

@@ -14,16 +14,18 @@ from ...base.files import replacing
 from ...batch.samples import masked_rows
 from ...buffer import ReplayBuffer
 from ...checkpoint import format as saved
-from ...data.fields import ADVANTAGES, STORED_REWARDS, TOKEN_ADVANTAGES
+from ...data.fields import ADVANTAGES, FIELDS, STORED_REWARDS, TOKEN_ADVANTAGES
 from ...data.table import Table
 from ...data.types import Entry, Group
 from ...errors import CheckpointError, ReplayError
-from .file_tasks import TASK
-from .schema import EXPORTED, TOKENIZER, reward_columns
+from .reader import TASK, TOKENIZER, reward_columns
 
 if TYPE_CHECKING:
     import pyarrow
 
+EXPORTED = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
+EXPORTED += (ADVANTAGES,)
+"""Token-level fields, each a column of lists; null where all values are implied or absent."""
 PORTION = 512
 """Groups that are in memory at once."""
 

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import compat
-from ...buffer.replay_buffer import NOT_FINITE
+from ...base.data_files import are_paths, data_files
 from ...data.counters import Tally
 from ...data.fields import ADVANTAGES
 from ...data.tasks import PROMPT_COLUMNS, Tasks
-from ...data.types import Floats
-from ...errors import ReplayError
-from .file_tasks import TASK, FileTasks, RowError
-from .schema import MASKS, TOKENIZER, TOKENS, Row, checked, reward_columns
-from .sources import Source, read_sources, source_name
-from .tokens import EMPTY, FAILED, SEVERAL, Tokens, cleaned, has_turns
+from ...data.types import LARGEST_ADVANTAGE, Floats
+from ...errors import ReplayError, SeamError
+from ...generation.dataset_rows import Dataset
+from .tokens import RowError, Tokens, cleaned
+
+Row = Mapping[str, Any]
+TASK = "trl_replay_task"
+"""Column of an export: the hash of the dataset's row."""
+TOKENIZER = "trl_replay_tokenizer"
+"""Column of an export: a hash of the tokenizer that made its token ids."""
+GIVEN = "the rows given"
+"""Name in errors of what is no file."""
+KINDS = {".parquet": "parquet", ".csv": "csv"}
+IMAGES = PROMPT_COLUMNS[1:]
+MASKS = ("completion_mask", "tool_mask")
+LOGPS = (-1000.0, 1e-3)
+"""Least and most log-prob that a model gives: fillers for "none" are less (vLLM's server writes -9999), and rounding
+makes less than that of 0."""
+TOKENS = {compat.OLD_LOGPS: LOGPS, compat.SAMPLING_LOGPS: LOGPS, ADVANTAGES: (-LARGEST_ADVANTAGE, LARGEST_ADVANTAGE)}
+"""Token-level fields beside masks, and their limits."""
+CHARACTERS_SHOWN = 80
+"""Characters of a value that an error shows."""
 
 
 @dataclass(slots=True)
@@ -31,45 +47,37 @@ class Rollout:
 
     Attributes:
         label (`str`): What an error calls it.
-        row (`Mapping`): As read.
         inputs (`dict`): The row of the dataset that it stands for.
         task (`int`): As in the table.
         prompt_ids, completion_ids (`NDArray`): The file's, or made of its texts.
-        told (`dict[str, NDArray]`): Token-level fields that the file has, by batch key.
+        mask (`(tokens,)` int64): 1 for tokens that the model said.
+        told (`dict[str, NDArray]`): Other token-level fields that the file has, by batch key.
         rewards (`(functions,)`, *optional*): Of the trainer's functions, NaN for None; None if these are to score it.
         advantage (`float`, *optional*): The file's, if it counts.
         messages (`list`, *optional*): Its completion, where the file has messages.
+        masked (`bool`): Whether it trains nothing, as the file says.
+        forked (`bool`): Whether completions of its group have several rows.
     """
 
     label: str
-    row: Row
     inputs: dict[str, Any]
     task: int
     prompt_ids: NDArray[np.int32]
     completion_ids: NDArray[np.int32]
+    mask: NDArray[np.int64]
     told: dict[str, NDArray[np.float32]]
-    rewards: Floats | None = None
-    advantage: float | None = None
-    messages: list[dict[str, Any]] | None = None
-
-    @property
-    def mask(self) -> NDArray[np.int64]:
-        """`(tokens,)`: 1 for tokens that the model said."""
-        ones = np.ones(len(self.completion_ids), np.float32)
-        return self.told.get("tool_mask", ones).astype(np.int64)
+    rewards: Floats | None
+    advantage: float | None
+    messages: list[dict[str, Any]] | None
+    masked: bool
+    forked: bool
 
     @property
     def is_sample(self) -> bool:
         """Whether it tells all that a sample of the asynchronous trainer has, and no more."""
         return compat.OLD_LOGPS in self.told and self.advantage is not None and ADVANTAGES not in self.told
 
-    @property
-    def masked(self) -> bool:
-        """Whether it trains nothing, as the file says."""
-        return bool(self.row.get("masked"))
 
-
-IMAGES = PROMPT_COLUMNS[1:]
 RolloutGroup = list[Rollout]
 """`G` rows of one prompt."""
 
@@ -89,299 +97,357 @@ class Reader:
         self._rescore = rescore
         self._tally = tally
         self._size = trainer.num_generations
-        self._fingerprint = compat.tokenizer_fingerprint(trainer)
-        self.tasks = FileTasks(trainer, tasks)
+        self._tasks = FileTasks(trainer, tasks)
         self._tokens = Tokens(trainer)
         self._rewards = reward_columns(trainer.reward_func_names)
+        self._fingerprint = compat.tokenizer_fingerprint(trainer)
+        self._positions = compat.positions(trainer)
+        self._vocabulary = compat.vocabulary_size(trainer)
 
     def read(self, source: Any, incomplete: str) -> list[RolloutGroup]:
-        """Return the groups of a source: rows belong together by the column `group` of their file or, without one, by
-        their prompt; more than `num_generations` rows give several groups.
+        """Return the groups of a source: rows of one task belong together, in each file and by its column `group`;
+        more than `num_generations` rows give several groups.
 
         Raises:
             ReplayError: The source can't be read, or a row lacks what is needed: names the row.
         """
-        rng = np.random.default_rng(self._trainer.args.seed)
-        groups: list[RolloutGroup] = []
-        for file in read_sources(source):
-            gathered, short = self._gathered(file)
-            for key, rows in gathered.items():
-                whole = len(rows) == self._size and key not in short
-                for part in self._parts(rows, incomplete, rng):
-                    groups += self._usable(part, whole)
-        if self._trainer.accelerator.is_main_process:
-            _warn_of_ends(self._trainer, self._tokens, [rollout for group in groups for rollout in group])
-        return self._fitting(groups, source_name(source))
-
-    def _gathered(self, file: Source) -> tuple[dict[str, RolloutGroup], set[str]]:
-        """The rows of a file that can be used, by group, and groups that lack others: these are counted."""
-        vocabulary = compat.vocabulary_size(self._trainer)
-        rows = [checked(row, f"Row {number} of {file.name}", vocabulary) for number, row in enumerate(file.rows)]
-        if any(row.get(TOKENIZER) not in (None, self._fingerprint) for row in rows):
-            raise ReplayError(
-                f"{file.name} has token ids of another tokenizer. Take its columns of ids, masks, log-probs, and "
-                f"{TOKENIZER} away (dataset.remove_columns), and its texts count."
-            )
-        read_rewards = self._reward_reader(rows, file.name)
-        gathered: dict[str, RolloutGroup] = {}
-        short: set[str] = set()
-        for number, row in enumerate(rows):
-            label = f"Row {number} of {file.name}"
-            key = ""
-            try:
-                row = self._with_texts(row)
-                inputs, task = self.tasks.of(row)
-                self._refuse_unscorable(inputs)
-                key = json.dumps([row.get("group"), None if row.get("group") is not None else task], default=str)
-                self._refuse_failed(row)
-                prompt, completion, told = self._token_ids(row)
-                rewards = read_rewards(row)
-            except RowError as reason:
-                short.add(key)
-                self._tally.note(1, f"a row was refused: {reason}")
-                continue
-            if not len(prompt) or not len(completion):
-                raise ReplayError(f"{label}, with the prompt {row['prompt']!r}, has no tokens.")
-            members = gathered.setdefault(key, [])
-            if members:
-                _refuse_another_task(row, members[0].row, label)
-            rollout = Rollout(label, row, inputs, task, prompt, completion, told, rewards)
-            if not isinstance(row["completion"], str):
-                rollout.messages = cleaned(row["completion"])
-            if not self._rescore and row.get("advantage") is not None:
-                rollout.advantage = float(row["advantage"])
-            members.append(rollout)
-        return gathered, short
-
-    def _reward_reader(self, rows: Sequence[Row], name: str) -> Any:
-        """Return what gives a row's rewards, `(functions,)`: of each function where the file names them; else its one
-        reward, if there is one function.
-
-        Raises:
-            ReplayError: The file has no such columns.
-        """
         if self._rescore and compat.has_environments(self._trainer):
             raise ReplayError(
-                f"{name} can't be scored: rewards that depend on an environment need its episode. Give rewards, a "
-                "column for each function."
+                f"{source_name(source)} can't be scored: rewards that depend on an environment need its episode. Give "
+                "rewards, a column for each function."
             )
-        if self._rescore or not rows:
-            return lambda row: None
-        columns = dict.fromkeys(column for row in rows for column in row)
-        used = {column for row in rows for column, value in row.items() if value is not None}
-        if used.intersection(self._rewards) and columns.keys() >= {*self._rewards}:
-            return lambda row: _numbers(row, self._rewards)
-        if "reward" in used and len(self._rewards) == 1 and not used.intersection(self._rewards):
-            return _one_reward
-        single = ["reward"] if len(self._rewards) == 1 else []
-        lacking = ", ".join(repr(one) for one in [*self._rewards, *single] if one not in used)
-        logged = {one: f"reward/{one}" for one in self._trainer.reward_func_names if one in columns}
-        rename = f"rename_columns({logged})" if logged else "rename_column(…)"
-        raise ReplayError(
-            f"{name} lacks rewards in {lacking}: its columns are {', '.join(map(repr, columns))}. Name a column for "
-            f"each reward function (dataset.{rename}), or let the trainer's functions score the rows: rescore=True "
-            "of session.add, replay_warm_start_rescore=True."
-        )
+        if self._rescore and compat.has_environments(self._trainer):
+            raise ReplayError(
+                f"{source_name(source)} can't be scored: rewards that depend on an environment need its episode. Give "
+                "rewards, a column for each function."
+            )
+        rng = np.random.default_rng(self._trainer.args.seed)
+        gathered: dict[tuple[Any, ...], list[Rollout | None]] = {}
+        for file, number, given in read_rows(source):
+            label = f"Row {number} of {file}"
+            row = self._checked(given, label)
+            rows: list[Rollout | None] = []
+            try:
+                inputs, task = self._tasks.of(row)
+                rows = gathered.setdefault((file, row.get("group"), row.get(TASK) or task), [])
+                rows.append(self._rollout(row, label, inputs, task))
+            except RowError as reason:
+                rows.append(None)
+                self._tally.note(1, f"a row was refused: {reason}")
+        return [group for rows in gathered.values() for group in self._groups(rows, incomplete, rng)]
 
-    def _with_texts(self, row: Row) -> Row:
-        """The row with texts where it has ids alone."""
-        decode = compat.tokenizer(self._trainer).decode
-        made = dict(row)
-        for name, skips in (("prompt", False), ("completion", True)):
-            ids = row.get(f"{name}_ids")
-            if ids is not None and (name not in row or _is_array(row[name])):
-                made[name] = decode(ids, skip_special_tokens=skips)
-        return made
-
-    def _refuse_unscorable(self, inputs: Mapping[str, Any]) -> None:
-        """Refuse a row to which reward functions could give no reward as to the trainer's own.
+    def _checked(self, given: Any, label: str) -> Row:
+        """The row, with ids in the columns for ids, and a prompt.
 
         Raises:
-            RowError: Names the columns that it lacks.
+            ReplayError: It lacks something, or has something of another kind.
         """
-        if not self._rescore:
-            return
-        lacking = self.tasks.lacking(inputs)
-        if isinstance(inputs["prompt"], str) and isinstance(self.tasks.first_prompt, list):
+        if not isinstance(given, Mapping):
+            raise ReplayError(
+                f"{label} is {shown(given)}, not a mapping: of a table, give datasets.Dataset.from_pandas(table)."
+            )
+        row = dict(given)
+        for name in ("prompt", "completion"):
+            value, ids = row.get(name), row.get(f"{name}_ids")
+            if isinstance(value, list) and value and isinstance(value[0], int):
+                row[f"{name}_ids"] = ids = row.pop(name)
+            if ids is None and name not in row:
+                raise ReplayError(
+                    f"{label} lacks {name}: it has {', '.join(map(str, given))}. One row is one completion: "
+                    "docs/files.md has the two lines that convert other forms."
+                )
+            if name in row and not (value is None or isinstance(value, str) or _are_messages(value)):
+                raise ReplayError(f"{label} has {name}={shown(value)}, which is neither text nor messages.")
+            if ids is not None:
+                numbers = _numbers(row, f"{name}_ids", label, (0, self._vocabulary - 1), whole=True)
+                row[f"{name}_ids"] = numbers.astype(np.int32)
+        if row.get("prompt") is None and row.get("prompt_ids") is not None:
+            row["prompt"] = compat.tokenizer(self._trainer).decode(row["prompt_ids"])
+        if row.get(TOKENIZER) not in (None, self._fingerprint):
+            raise ReplayError(
+                f"{label} has token ids of another tokenizer. Take the file's columns of ids, masks, log-probs, and "
+                f"{TOKENIZER} away (dataset.remove_columns), and its texts count."
+            )
+        return row
+
+    def _rollout(self, row: Row, label: str, inputs: dict[str, Any], task: int) -> Rollout:
+        """The row as it is handed on.
+
+        Raises:
+            RowError: The trainer could not have made it.
+        """
+        said, ids, prompt = row.get("completion"), row.get("completion_ids"), row.get("prompt_ids")
+        messages = cleaned(said) if isinstance(said, list) else None
+        has_mask = any(row.get(name) is not None for name in MASKS)
+        told: dict[str, NDArray[np.float32]] = {}
+        if ids is None and not said and said != "":
+            raise RowError("it has no completion")
+        if (ids is None or self._rescore) and isinstance(inputs["prompt"], str) and self._tasks.has_messages:
             raise RowError("its prompt is text, and the dataset's are messages")
+        self._refuse_images_and_columns(row, inputs)
+        if prompt is None:
+            prompt = np.array(self._tokens.prompt(row["prompt"]), np.int32)
+        if ids is None:
+            completion = said if messages is None else messages
+            made, own = self._tokens.completion(
+                row["prompt"], prompt.tolist(), completion, _flag(row, "is_truncated", label)
+            )
+            ids, mask = np.array(made, np.int32), np.array(own, np.int64)
+        elif messages and not has_mask and any(message["role"] != "assistant" for message in messages):
+            raise RowError("it has several turns, and no tool_mask tells which of its completion_ids the model said")
+        else:
+            mask, told = _token_values(row, label, len(ids))
+        most = self._trainer.max_completion_length
+        if not len(prompt) or not len(ids):
+            raise RowError("its prompt or its completion has no tokens")
+        if most is not None and len(ids) > most:
+            raise RowError(f"its completion is longer than max_completion_length={most}")
+        if self._positions is not None and len(prompt) + len(ids) > self._positions:
+            raise RowError(f"it is longer than the model's {self._positions} positions")
+        advantage = float(_reward(row, "advantage", label))
+        return Rollout(
+            label, inputs, task, prompt, ids, mask, told, self._rewards_of(row, label),
+            None if self._rescore or np.isnan(advantage) else advantage, messages,
+            _flag(row, "masked", label), _flag(row, "forked", label),
+        )  # fmt: skip
+
+    def _refuse_images_and_columns(self, row: Row, inputs: Row) -> None:
+        """Refuse a row that lacks what the model or reward functions get from the dataset.
+
+        Raises:
+            RowError: Names it.
+        """
+        if any(row.get(name) for name in ("num_images", *IMAGES)) and inputs.keys().isdisjoint(IMAGES):
+            raise RowError("it has images, and neither its file nor the dataset holds them")
+        lacking = self._tasks.lacking(inputs) if self._rescore else []
         if lacking:
             raise RowError(
                 f"it lacks {', '.join(map(repr, lacking))}, which reward functions get from the dataset, and no one "
                 "row of that has its prompt: add the columns (null, if the functions read none)"
             )
 
-    def _refuse_failed(self, row: Row) -> None:
-        """Refuse a row of a rollout that gave nothing, or failed: its reward is none of the model's.
+    def _rewards_of(self, row: Row, label: str) -> Floats | None:
+        """`(functions,)`: of each function, or the one reward; NaN for None. None if the functions score it.
 
         Raises:
-            RowError: It is one.
+            RowError: It has no reward.
+            ReplayError: It has no such columns.
         """
-        completion = row["completion"]
-        if row.get("completion_ids") is None and (completion is None or (completion != "" and not len(completion))):
-            raise RowError(EMPTY)
-        columns = getattr(self._trainer.train_dataset, "column_names", None) or ()
-        if row.get("error") and "error" not in columns:
-            raise RowError(FAILED)
+        if self._rescore:
+            return None
+        if row.keys() >= {*self._rewards}:
+            return np.array([_reward(row, name, label) for name in self._rewards])
+        if "reward" not in row or len(self._rewards) > 1:
+            names = dict(zip(self._trainer.reward_func_names, self._rewards, strict=True))
+            lacking = [name for name in self._rewards if name not in row]
+            lacking = [name for name in self._rewards if name not in row]
+            raise ReplayError(
+                f"{label} lacks rewards in {', '.join(map(repr, lacking))}: its columns are "
+                f"{', '.join(map(repr, row))}. Name a column for each reward function "
+                f"(dataset.rename_columns({names})), or let the trainer's functions score the rows: rescore=True of "
+                "session.add, replay_warm_start_rescore=True."
+            )
+        reward = _reward(row, "reward", label)
+        if np.isnan(reward):
+            raise RowError("it has no reward")
+        return reward[None]
 
-    def _token_ids(self, row: Row) -> tuple[NDArray[np.int32], NDArray[np.int32], dict[str, NDArray[np.float32]]]:
-        """Token ids of prompt and completion, those of the file or made of its texts, and token-level fields.
-
-        Raises:
-            RowError: The trainer could not have made it.
-        """
-        told: dict[str, NDArray[np.float32]] = {}
-        prompt, completion = row.get("prompt_ids"), row.get("completion_ids")
-        if completion is not None and prompt is None:
-            prompt = self._tokens.prompt(row["prompt"])
-        if completion is not None:
-            told = {name: np.asarray(row[name]).astype(np.float32) for name in TOKENS if row.get(name) is not None}
-            if not any(name in told for name in MASKS) and has_turns(row["completion"]):
-                raise RowError(SEVERAL)
-            _move_mask(told)
-        else:
-            prompt = self._tokens.prompt(row["prompt"])
-            if isinstance(row["prompt"], str) and self._opening_ends not in (None, *prompt[-1:]):
-                raise RowError("its prompt is text, and the dataset's are messages, which the chat template wraps")
-            cut_off = bool(row.get("is_truncated"))
-            completion, tool_mask = self._tokens.completion(row["prompt"], prompt, row["completion"], cut_off)
-            if tool_mask is not None:
-                told["tool_mask"] = np.array(tool_mask, np.float32)
-        return np.asarray(prompt).astype(np.int32), np.asarray(completion).astype(np.int32), told
-
-    @cached_property
-    def _opening_ends(self) -> int | None:
-        """The token after which the model answers messages; None where the dataset has none, or it is not known."""
-        prompt = None if compat.has_environments(self._trainer) else self.tasks.first_prompt
-        return self._tokens.prompt(prompt)[-1] if isinstance(prompt, list) else None
-
-    def _parts(self, rows: RolloutGroup, incomplete: str, rng: np.random.Generator) -> Iterator[RolloutGroup]:
-        """Parts of `num_generations` rows. What is left over is refused, or filled up with rows of its own."""
-        size, whole = self._size, len(rows) // self._size * self._size
-        if any(one.row.get("forked") for one in rows):
+    def _groups(
+        self, rows: Sequence[Rollout | None], incomplete: str, rng: np.random.Generator
+    ) -> Iterator[RolloutGroup]:
+        """Groups of `num_generations` rows. What is left over is refused, or filled up with rows of its own. Only
+        whole groups of a file keep its advantages."""
+        size = self._size
+        kept = [one for one in rows if one is not None]
+        if any(one.forked for one in kept):
             self._tally.refuse(1, "completions of it have several rows (forked conversations), and here each has one")
             return
-        yield from (rows[start : start + size] for start in range(0, whole, size))
-        rest = rows[whole:]
-        if rest and incomplete == "resample":
-            yield rest + [rest[index] for index in rng.integers(len(rest), size=size - len(rest))]
-        elif rest:
-            reason = f"it has fewer rows than num_generations={size}"
-            self._tally.refuse(1, f"{reason} ('resample' in replay_warm_start_short fills it up)")
-
-    def _usable(self, group: RolloutGroup, whole: bool) -> Iterator[RolloutGroup]:
-        """The group, unless it is refused. Only whole groups of a file keep its advantages."""
-        advantages = [rollout.advantage for rollout in group]
-        if not whole or None in advantages:
-            for rollout in group:
-                rollout.advantage = None
-        reason = ""
-        if any(map(_lacks_images, group)):
-            reason = "it has images, and neither its file nor the dataset holds them"
-        elif whole and not np.isfinite([value for value in advantages if value is not None]).all():
-            reason = "an advantage is not finite"
-        elif any(np.isinf(one.told.get(compat.SAMPLING_LOGPS, one.mask))[one.mask > 0].any() for one in group):
-            reason = NOT_FINITE
-        elif all(one.masked for one in group):
-            reason = "all of its rows are masked"
-        if reason:
-            self._tally.refuse(1, reason)
-        else:
-            yield group
-
-    def _fitting(self, groups: list[RolloutGroup], name: str) -> list[RolloutGroup]:
-        """The groups whose rows are no longer than this trainer's may be. One warning tells of all others."""
-        limit, positions = self._trainer.max_completion_length, compat.positions(self._trainer)
-        reasons: list[str] = []
-        fitting = groups
-        for most, length, fault in (
-            (limit, _completion_length, f"a completion is longer than max_completion_length={limit}"),
-            (positions, _length, f"a prompt with its completion is longer than the model's {positions} positions"),
-        ):
-            longest = [max(map(length, group)) for group in fitting]
-            refused = [value for value in longest if most is not None and value > most]
-            if refused:
-                fitting = [group for group, value in zip(fitting, longest, strict=True) if value <= (most or value)]
-                reasons.append(f"{fault}: the longest has {max(refused)} tokens")
-                self._tally.refuse(len(refused), reasons[-1])
-        if reasons and self._trainer.accelerator.is_main_process:
-            warnings.warn(
-                f"{len(groups) - len(fitting)} of the {len(groups)} groups of {name} were refused: "
-                f"{'; '.join(reasons)}. All rows of a batch are padded to its longest one, so that replaying such a "
-                "group would make every row of its batch that long.",
-                stacklevel=2,
-            )
-        return fitting
+        if len(rows) != size or any(one is None or one.advantage is None for one in rows):
+            for one in kept:
+                one.advantage = None
+        for start in range(0, len(kept), size):
+            part = kept[start : start + size]
+            missing = size - len(part)
+            if missing and incomplete != "resample":
+                reason = f"it has fewer rows than num_generations={size}"
+                self._tally.refuse(1, f"{reason} ('resample' in replay_warm_start_short fills it up)")
+                return
+            yield part + [part[number] for number in rng.integers(len(part), size=missing)]
 
 
-def _numbers(row: Row, names: Sequence[str]) -> Floats:
-    """`(names,)`; NaN for None."""
-    return np.array([row.get(name) for name in names], np.float64)
+class FileTasks:
+    """Finds the dataset's rows that a file's rows are of.
+
+    Args:
+        trainer (`trl.GRPOTrainer`): With the dataset.
+        tasks ([`Tasks`]): Tells its rows apart.
+    """
+
+    def __init__(self, trainer: Any, tasks: Tasks) -> None:
+        self._dataset = Dataset(lambda: compat.training_data(trainer), tasks.key)
+        self._tasks = tasks
+        self._columns = set() if compat.has_environments(trainer) else self._dataset.columns or set()
+        self._needed = self._columns if tasks.columns is None else {"prompt", *tasks.columns}
+
+    def of(self, row: Row) -> tuple[dict[str, Any], int]:
+        """Return the trainer's input for a row, and its task: the dataset's row that an export names; else the file's
+        columns and, where it lacks some, those of the dataset's row with its prompt.
+
+        Raises:
+            RowError: Several rows of the dataset have its prompt.
+        """
+        told = int(row.get(TASK) or 0)
+        if told in self._rows:
+            return dict(self._dataset.row(self._rows[told])), told
+        names = {"prompt"} if told else {"prompt", *self._columns}  # an export's other columns are its own
+        made = {name: row[name] for name in names if name in row}
+        if not told and self._needed <= made.keys():
+            return made, self._tasks.key(made)
+        of_prompt = self._by_prompt.get(_of_prompt(made), {})
+        if len(of_prompt) > 1 and not told:
+            lacking = ", ".join(map(repr, sorted(self._columns - made.keys())))
+            raise RowError(f"several rows of the dataset have its prompt: add the columns {lacking}")
+        for key, number in of_prompt.items():
+            return {**self._dataset.row(number), **made}, key
+        return made, max(told, 0) or _of_prompt(made)  # a task below 0 is that of one group
+
+    @cached_property
+    def _by_prompt(self) -> dict[int, dict[int, int]]:
+        """By each prompt of the dataset, the first row of each of its tasks; none of a stream."""
+        found: dict[int, dict[int, int]] = {}
+        if self._dataset.size is not None and self._columns:
+            with suppress(SeamError):  # a collator that makes something else of rows
+                for number, row in enumerate(self._dataset):
+                    found.setdefault(_of_prompt(row), {}).setdefault(self._tasks.key(row), number)
+        return found
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        """The dataset's rows, by task."""
+        return {key: number for of_prompt in self._by_prompt.values() for key, number in of_prompt.items()}
+
+    @cached_property
+    def has_messages(self) -> bool:
+        """Whether the dataset's prompts are messages, as far as that is known."""
+        with suppress(SeamError):
+            return bool(self._dataset.size) and isinstance(self._dataset.row(0).get("prompt"), list)
+        return False
+
+    def lacking(self, made: Row) -> list[str]:
+        """Return the dataset's columns that an input lacks."""
+        return sorted(self._columns - made.keys() - {*PROMPT_COLUMNS})
 
 
-def _one_reward(row: Row) -> Floats:
-    """`(1,)`: the one reward of a row."""
-    if row.get("reward") is None:
-        raise RowError("it has no reward")
-    return _numbers(row, ["reward"])
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(message, Mapping) and "role" in message for message in value)
 
 
-def _is_array(value: Any) -> bool:
-    """Tell a list of ids from texts and messages."""
-    return not isinstance(value, str) and value is not None and len(value) > 0 and not isinstance(value[0], Mapping)
+def _of_prompt(row: Row) -> int:
+    return Tasks([]).key({"prompt": row.get("prompt")})
 
 
-def _lacks_images(one: Rollout) -> bool:
-    told = any(one.row.get(name) for name in ("num_images", *IMAGES))
-    return told and one.inputs.keys().isdisjoint(IMAGES)
-
-
-def _completion_length(one: Rollout) -> int:
-    return len(one.completion_ids)
-
-
-def _length(one: Rollout) -> int:
-    return len(one.prompt_ids) + len(one.completion_ids)
-
-
-def _refuse_another_task(row: Row, first: Row, label: str) -> None:
-    """Refuse a row of another task or prompt than the first one of its group.
+def _numbers(
+    row: Row, name: str, label: str, limits: tuple[float, float], whole: bool = False, dimensions: int = 1
+) -> Floats:
+    """A column's numbers, `(n,)`, or its one number; NaN for null, except where they are whole.
 
     Raises:
-        ReplayError: Names both.
+        ReplayError: It has something else.
     """
-    advice = "Number groups apart, or give files by their paths: each then has groups of its own."
-    if row.get(TASK) != first.get(TASK):
-        raise ReplayError(
-            f"{label} is of another task ({TASK}) than another row of its group {row['group']!r}: rewards of two "
-            f"tasks have no baseline in common. {advice}"
-        )
-    if row["prompt"] != first["prompt"] and not row.get(TASK):
-        raise ReplayError(
-            f"{label} has the prompt {row['prompt']!r}, and another row of its group {row['group']!r} has "
-            f"{first['prompt']!r}: rewards of two prompts have no baseline in common. {advice}"
-        )
+    low, high = limits
+    try:
+        found = np.asarray(row.get(name), np.float64)
+    except (TypeError, ValueError, OverflowError):
+        found = np.full((1,) * (dimensions + 1), np.nan)
+    wrong = (found < low) | (found > high) | (whole & (found != np.floor(found))) | (found.ndim != dimensions)
+    if wrong.any():
+        value = shown(row[name]) if found.ndim != dimensions else f"{found[wrong][0]:g}"
+        kind = ("a number", "numbers")[dimensions]
+        raise ReplayError(f"{label} has {value} in {name}, which takes {kind} from {low:g} to {high:g}.")
+    return found
 
 
-def _move_mask(told: dict[str, NDArray[np.float32]]) -> None:
-    """Make a tool mask of a completion mask that leaves out some tokens: they count in no loss, but the model has
-    seen them. (TRL's own is all ones, or all zeros.)"""
-    mask = told.get("completion_mask")
-    if mask is not None and mask.any() and not mask.all():
-        del told["completion_mask"]
-        told["tool_mask"] = told.get("tool_mask", np.ones_like(mask)) * mask
+def _reward(row: Row, name: str, label: str) -> Floats:
+    """A reward or an advantage, `()`; NaN for None."""
+    return _numbers(row, name, label, TOKENS[ADVANTAGES], dimensions=0)
 
 
-def _warn_of_ends(trainer: Any, tokens: Tokens, rollouts: Sequence[Rollout]) -> None:
-    """Warn of messages whose end, by the chat template, is none for this trainer."""
-    texts = [one.row for one in rollouts if one.row.get("completion_ids") is None]
-    said = any(not (isinstance(row["prompt"], str) and isinstance(row["completion"], str)) for row in texts)
-    if said and not tokens.ends_turns:
-        tokenizer = compat.tokenizer(trainer)
-        stops = tokenizer.convert_ids_to_tokens(compat.stop_ids(trainer))
-        warnings.warn(
-            f"The chat template ends an answer with {tokenizer.decode(tokens.ending)!r}, and this trainer's model "
-            f"goes on after it: it stops at {', '.join(map(repr, stops))}. Add that token to eos_token_id of the "
-            "model's generation_config before the trainer is made (TRL 1.14 and later), or make it the tokenizer's "
-            "eos_token.",
-            stacklevel=3,
-        )
+def _flag(row: Row, name: str, label: str) -> bool:
+    if row.get(name) not in (None, False, True):
+        raise ReplayError(f"{label} has {name}={shown(row[name])}, which is neither true nor false.")
+    return bool(row.get(name))
+
+
+def _token_values(row: Row, label: str, size: int) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]:
+    """The mask of tokens that are trained on, and the token-level fields that a row has.
+
+    Raises:
+        ReplayError: They are not one a token, or can't be.
+    """
+    found = {name: row[name] for name in (*MASKS, *TOKENS) if row.get(name) is not None}
+    for name, values in found.items():
+        if len(values) != size:
+            raise ReplayError(f"{label} has {len(values)} {name} for {size} completion_ids.")
+    mask = np.ones(size, np.int64)
+    for name in MASKS:
+        if name in found:
+            mask *= _numbers(found, name, label, (0, 1), whole=True).astype(np.int64)
+    trained = mask > 0
+    told: dict[str, NDArray[np.float32]] = {}
+    for name, limits in TOKENS.items():
+        if name in found:
+            told[name] = np.asarray(found[name], np.float32)
+            counting = {name: np.where(trained, told[name], 0)}  # nothing reads those of other tokens
+            _numbers(counting, name, label, limits)
+    return mask, told
+
+
+def reward_columns(names: Sequence[str]) -> list[str]:
+    """Return the column of each reward function: `reward/name`, and for a further one of that name `reward/name#2`."""
+    counts = [names[:place].count(name) + 1 for place, name in enumerate(names)]
+    return [f"reward/{name}" + (f"#{count}" if count > 1 else "") for name, count in zip(names, counts, strict=True)]
+
+
+def read_rows(source: Any) -> Iterator[tuple[str, int, Any]]:
+    """Yield the file, number, and content of each row.
+
+    Args:
+        source (`Any`): Paths, or rows: an iterable of mappings, such as a dataset.
+
+    Raises:
+        ReplayError: Something can't be read.
+    """
+    if are_paths(source):
+        try:
+            files = data_files(source)
+        except ValueError as error:
+            raise ReplayError(f"{source_name(source)} can't be read: {error}.") from None
+        for path in files:
+            yield from ((str(path), number, row) for number, row in enumerate(_read(path)))
+    elif isinstance(source, Iterable) and not isinstance(source, Mapping):
+        yield from ((GIVEN, number, row) for number, row in enumerate(source))
+    else:
+        raise ReplayError(f"{shown(source)} can't be read: give a path, a Dataset, or rows as mappings.")
+
+
+def _read(path: Path) -> Iterator[Any]:
+    from datasets import load_dataset
+
+    kind = next((KINDS[suffix] for suffix in path.suffixes if suffix in KINDS), "json")
+    try:
+        yield from load_dataset(kind, data_files=str(path), split="train", streaming=True)
+    except Exception as error:  # of datasets, pyarrow, pandas or the system
+        raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
+
+
+def source_name(source: Any) -> str:
+    """Return the name of a source in errors."""
+    if not are_paths(source):
+        return GIVEN
+    return ", ".join(map(str, source)) if isinstance(source, list | tuple) else str(source)
+
+
+def shown(value: Any) -> str:
+    """A value as errors show it."""
+    text = repr(value)
+    return text if len(text) <= CHARACTERS_SHOWN else f"{text[:CHARACTERS_SHOWN]}…"

@@ -105,9 +105,6 @@ class Rollouts:
         if logps is None:
             logps = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
         batch[compat.OLD_LOGPS] = self._with_told(logps, compat.OLD_LOGPS)
-        for row, one in enumerate(self._rows):
-            if "completion_mask" in one.told:  # all zeros: it trains nothing
-                batch["completion_mask"][row, : len(one.completion_ids)] *= int(one.told["completion_mask"].any())
         if self._keeps_sampler:
             batch[compat.SAMPLING_LOGPS] = self._with_told(batch[compat.OLD_LOGPS], compat.SAMPLING_LOGPS)
         if self._corrects_sampler:

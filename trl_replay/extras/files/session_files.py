@@ -23,9 +23,8 @@ from ...data.types import FROM_FILE, FROM_POLICY, Batch, Bools, Entry, Groups
 from ...distributed.all_ranks import run_on_all_ranks
 from ...errors import ReplayError
 from .export import of_buffer, read_entry, write
-from .reader import Reader, RolloutGroup
+from .reader import Reader, RolloutGroup, source_name
 from .rollouts import Rollouts
-from .sources import source_name
 
 ALIKE = "its rewards do not differ"
 
@@ -228,5 +227,5 @@ def _has_logps(group: RolloutGroup) -> bool:
 def _digest(groups: Sequence[RolloutGroup]) -> int:
     """Tell the groups that one process read from those of another."""
     rows = [one for group in groups for one in group]
-    told = [[one.prompt_ids, one.completion_ids, one.told, one.rewards, one.advantage, one.masked] for one in rows]
-    return hashed(*map(encoded, told), *(encoded(one.task) for one in rows))
+    told = [[one.task, one.prompt_ids, one.completion_ids, one.mask, one.told] for one in rows]
+    return hashed(*map(encoded, told), *(encoded([one.rewards, one.advantage, one.masked]) for one in rows))
