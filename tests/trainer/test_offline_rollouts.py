@@ -179,6 +179,15 @@ def test_a_row_without_the_datasets_columns_finds_its_task_by_its_prompt_unless_
     assert session.buffer.table.prompt.tolist()[1] == session.components.tasks.key(dataset[2])
 
 
+def test_a_column_of_the_dataset_with_the_name_of_a_files_own_tells_no_task(tmp_path):
+    from replaying import build
+
+    dataset = [{"prompt": prompt, "group": 7, "reward": 0.5} for prompt in ("1=", "2=")]
+    session = attached(build(tmp_path, Rewards([DEAD] * 3), dataset))
+    assert session.add([{**row, "group": 0} for row in rows_of("2=", list("2345"), LIVE)]) == 1
+    assert session.buffer.table.prompt.tolist() == [session.components.tasks.key(dataset[1])]
+
+
 THINKS = (
     "{{ '<bos>' }}{% for m in messages %}{{ '<turn>' + m['role'] + ' ' }}"
     "{% if m['role'] == 'assistant' and loop.last %}"

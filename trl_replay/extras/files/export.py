@@ -203,7 +203,7 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
         prompts = prompts * size
     completions = _split(tensors["completion_ids"], lengths)
     tokens = {key: _split(tensors[key], lengths) for key in EXPORTED if _is_flat(group, key)}
-    rewards = _rewards_of(group)
+    rewards = tensors[STORED_REWARDS].tolist()  # NaN where a function returned None
     no_images = torch.zeros(1, dtype=torch.int32)
     images = tensors.get("num_images", no_images).expand(size).tolist()
     reward_names = reward_columns(source.reward_functions)
@@ -228,12 +228,6 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
             TASK: entry.columns["prompt"],
             TOKENIZER: source.fingerprint,
         }
-
-
-def _rewards_of(group: Group) -> list[list[float]]:
-    """Of each row, the raw reward of each function, NaN where it returned None."""
-    by_row: list[list[float]] = group.tensors[STORED_REWARDS].tolist()
-    return by_row
 
 
 def _is_flat(group: Group, key: str) -> bool:

@@ -31,6 +31,8 @@ GIVEN = "the rows given"
 """Name in errors of what is no file."""
 KINDS = {".parquet": "parquet", ".csv": "csv"}
 IMAGES = PROMPT_COLUMNS[1:]
+OWN = {"reward", "advantage", "group", "masked", "forked", "is_truncated"}
+"""Columns that are a file's, whatever the dataset has."""
 MASKS = ("completion_mask", "tool_mask")
 LOGPS = (-1000.0, 1e-3)
 """Least and most log-prob that a model gives: fillers for "none" are less (vLLM's server writes -9999), and rounding
@@ -299,7 +301,7 @@ class FileTasks:
         told = int(row.get(TASK) or 0)
         if told in self._rows:
             return dict(self._dataset.row(self._rows[told])), told
-        names = {"prompt"} if told else {"prompt", *self._columns}  # an export's other columns are its own
+        names = {"prompt"} if told else {"prompt", *self._columns} - OWN  # an export's other columns are its own
         made = {name: row[name] for name in names if name in row}
         if not told and self._needed <= made.keys():
             return made, self._tasks.key(made)
