@@ -208,6 +208,14 @@ def test_an_empty_block_of_reasoning_before_a_call_is_not_the_models(tmp_path):
     assert stored(session)[3].startswith("<think>hm")
 
 
+def test_a_call_after_which_the_model_would_go_on_is_refused(tmp_path):
+    session = attached(chat_trainer(tmp_path, ends=False, template=THINKS, max_completion_length=40))
+    call = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
+    made = [[{"role": "assistant", "content": f"{row}", "tool_calls": call}] for row in range(4)]
+    with pytest.warns(UserWarning, match="the chat template ends it with no token at which the model stops"):
+        assert session.add(rows_of(QUESTION, made, LIVE)) == 0
+
+
 def test_a_batch_wide_scale_is_that_of_each_piece_of_a_file(tmp_path):
     """As docs/files.md says: a piece is a batch."""
     trainer = make_trainer(tmp_path, digits, scale_rewards="batch", per_device_train_batch_size=4)

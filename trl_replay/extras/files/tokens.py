@@ -134,7 +134,10 @@ class Tokens:
         if is_plain and not {*self._tokenizer.all_special_ids}.intersection(self._of_text(heading)):
             said = text
         ids = self._one_turn(self._begun(before, self._of_text(said.replace(ANSWER, text))))
-        return ids[:-1] if self._stops.intersection(ids[-1:]) else ids
+        has_end = not self._stops.isdisjoint(ids[-1:])
+        if said is not text and not has_end:
+            raise RowError("the chat template ends it with no token at which the model stops")
+        return ids[:-1] if has_end else ids
 
     def _said(self, message: Mapping[str, Any]) -> str:
         """Return what the chat template makes of a message of the model, after what asks for it.
