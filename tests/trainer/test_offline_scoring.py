@@ -197,6 +197,10 @@ def test_turns_with_tools_are_scored_as_messages(tmp_path):
     session = attached(trainer)
     assert session.add([{"prompt": QUESTION, "completion": completion} for completion in kept[0]], rescore=True) == 1
     assert kept[1] == kept[0]
+    ids = {"prompt": QUESTION, "completion_ids": [20, 21, 22], "tool_mask": [1, 0, 1]}
+    with pytest.warns(UserWarning, match="it has ids of several turns alone, and reward functions get messages"):
+        assert not session.add([ids] * 4, rescore=True)
+    assert len(kept) == 2, "no function is asked"
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")

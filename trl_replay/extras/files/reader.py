@@ -118,11 +118,6 @@ class Reader:
                 f"{source_name(source)} can't be scored: rewards that depend on an environment need its episode. Give "
                 "rewards, a column for each function."
             )
-        if self._rescore and compat.has_environments(self._trainer):
-            raise ReplayError(
-                f"{source_name(source)} can't be scored: rewards that depend on an environment need its episode. Give "
-                "rewards, a column for each function."
-            )
         rng = np.random.default_rng(self._trainer.args.seed)
         gathered: dict[tuple[Any, ...], list[Rollout | None]] = {}
         for file, number, given in read_rows(source):
@@ -199,6 +194,8 @@ class Reader:
             raise RowError("it has several turns, and no tool_mask tells which of its completion_ids the model said")
         else:
             mask, told = _token_values(row, label, len(ids))
+            if self._rescore and messages is None and not mask.all():
+                raise RowError("it has ids of several turns alone, and reward functions get messages: add completion")
         most = self._trainer.max_completion_length
         if not len(prompt) or not len(ids):
             raise RowError("its prompt or its completion has no tokens")
@@ -241,7 +238,6 @@ class Reader:
             return np.array([_reward(row, name, label) for name in self._rewards])
         if "reward" not in row or len(self._rewards) > 1:
             names = dict(zip(self._trainer.reward_func_names, self._rewards, strict=True))
-            lacking = [name for name in self._rewards if name not in row]
             lacking = [name for name in self._rewards if name not in row]
             raise ReplayError(
                 f"{label} lacks rewards in {', '.join(map(repr, lacking))}: its columns are "
