@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from . import built_in
 from .base.code import code_of
 from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
@@ -165,9 +166,8 @@ def accepts(named: tuple[str, ...], passes_on: bool, expected: tuple[str, ...]) 
     return named[: len(expected)] == expected[: len(named)] and (len(named) >= len(expected) or passes_on)
 
 
-def contract_problems(trainer_class: type) -> list[str]:
-    """Return what a trainer class lacks of the methods and parameters in `SEAM`; nothing if all is there."""
-    seam = SEAM | {UNSLOTH_LOSS: SEAM[LOSS]} if made_by_unsloth(trainer_class) else SEAM
+def contract_problems(trainer_class: type, seam: Mapping[str, tuple[str, ...]] = SEAM) -> list[str]:
+    """Return what a trainer class lacks of the methods and parameters in a seam; nothing if all is there."""
     problems = []
     for name, expected in seam.items():
         method = inspect.getattr_static(trainer_class, name, None)
@@ -181,16 +181,17 @@ def contract_problems(trainer_class: type) -> list[str]:
     return problems
 
 
-def check_contract(trainer: Any) -> None:
-    """Refuse a trainer that lacks a method of `SEAM` or an attribute of `ATTRIBUTES`.
+def check_contract(trainer: Any, of_layout: Sequence[str] = ()) -> None:
+    """Refuse a trainer that lacks a method of `SEAM` or an attribute of `ATTRIBUTES`, or with problems `of_layout`.
 
     Raises:
         ContractError: Names everything that is missing.
     """
     if not hasattr(trainer, SCORE):
         raise ContractError(
-            f"Attach to a trl.GRPOTrainer or to TRL's AsyncGRPOTrainer: a {type(trainer).__name__} has no {SCORE}, "
-            "which replay wraps. There is no replay for trainers that do not train by GRPO: train without it."
+            f"Attach to a trl.GRPOTrainer: {type(trainer).__name__} has no {SCORE}, which replay wraps, and no "
+            f"built-in attaches to it ({', '.join(built_in.BUILT_IN)}). There is no replay for trainers that do not "
+            "train by GRPO: train without it."
         )
     problems = [
         f"{base.__name__}: {reason}"
@@ -198,7 +199,7 @@ def check_contract(trainer: Any) -> None:
         for name, reason in REFUSED.items()
         if name in f"{base.__module__}.{base.__qualname__}"
     ][:1]
-    problems = problems or contract_problems(type(trainer)) + unsloth_problems(type(trainer))
+    problems = problems or [*contract_problems(type(trainer)), *of_layout]
     problems += [
         f"the trainer has no attribute {name!r} ({reason})"
         for name, reason in ATTRIBUTES.items()
@@ -229,9 +230,7 @@ def unsloth_names(trainer_class: type) -> dict[str, Any]:
 
 
 def unsloth_problems(trainer_class: type) -> list[str]:
-    """Return why replay has not been tested with a class that Unsloth generated; nothing for other classes."""
-    if not made_by_unsloth(trainer_class):
-        return []
+    """Return why replay has not been tested with a class that Unsloth generated."""
     problems = []
     for name, tested in {**UNSLOTH_TESTED, "trl": UNSLOTH_TESTED_TRL}.items():
         installed = _release_of(name)
@@ -461,16 +460,6 @@ def liger_problems(trainer: Any) -> list[str]:
     return [problem]
 
 
-def seam(trainer: Any, iterates: bool) -> list[str]:
-    """The methods to wrap on this trainer; `iterates`: with `replay_iterations="replay"`."""
-    if is_unsloth(trainer):
-        return [SCORE, REWARDS, UNSLOTH_LOSS, SAVE, LOAD, *([PREPARE] if iterates else [])]
-    if is_asynchronous(trainer):
-        return [SAVE, LOAD]
-    entropy = [HIGH_ENTROPY] if chooses_by_entropy(trainer) else []
-    return [*SEAM, *entropy, *([PREPARE] if iterates else [])]
-
-
 def step(trainer: Any) -> int:
     """Micro-batches trained on so far."""
     return int(trainer._step)
@@ -616,8 +605,6 @@ def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     images = {key: batch[key] for key in inspect.signature(method).parameters if batch.get(key) is not None}
     with torch.no_grad():
         logps: torch.Tensor = method(trainer, model, ids, mask, width, batch_size=rows, **images)[0]
-    if is_unsloth(trainer):  # its values are of inference mode: a loss could not save them for its gradient
-        return left_packed(trainer, batch).unpack(logps.clone())
     return logps
 
 

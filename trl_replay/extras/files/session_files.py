@@ -56,12 +56,10 @@ class Files:
 
     Args:
         session ([`Session`]): Or that of an asynchronous trainer.
-        as_trl (`Callable`): Gives a batch of this trainer in TRL's layout.
     """
 
-    def __init__(self, session: Any, as_trl: Callable[[Any, Batch], Batch] = lambda trainer, batch: batch) -> None:
+    def __init__(self, session: Any) -> None:
         self._session = session
-        self._as_trl = as_trl
         self._components = session.components
         self._buffer = session.components.buffer
         self._config = session.components.settings.config
@@ -273,7 +271,7 @@ class Files:
         """Let the trainer score a piece as if it had generated it, and the session keep its groups; return what the
         decision counted."""
         trainer, session, tasks = self._trainer(), self._session, self._components.tasks
-        rollouts = Rollouts(trainer, [one for group in piece.mine for one in group], self._components.fields)
+        rollouts = Rollouts(trainer, [one for group in piece.mine for one in group], self._components)
         before = tasks.of_rows, session.step.judge.rewards
         tasks.of_rows = np.array([one.task for group in piece.mine for one in group], np.int64)
         session.step.judge.rewards = []
@@ -286,7 +284,9 @@ class Files:
         try:
             with compat.unnoticed(trainer, {**rollouts.instead, compat.REWARDS: rewards}):
                 inputs = [copy.deepcopy(one.inputs) for group in piece.mine for one in group]
-                scored = self._as_trl(trainer, getattr(type(trainer), compat.SCORE)(trainer, inputs))
+                scored = self._components.layout.incoming(
+                    trainer, getattr(type(trainer), compat.SCORE)(trainer, inputs)
+                )
                 self._run(lambda: rollouts.check(scored))
                 batches: list[Batch] = []
                 self._run(lambda: batches.append(rollouts.complete(scored, piece.computes)))
@@ -358,3 +358,6 @@ def _digest(groups: Sequence[RolloutGroup]) -> int:
     rows = [one for group in groups for one in group]
     told = [[one.prompt_ids, one.completion_ids, one.told, one.rewards, one.advantage, one.masked] for one in rows]
     return hashed(*map(encoded, told), *(encoded(one.task) for one in rows))
+
+
+make_files = Files

@@ -27,8 +27,6 @@ def check_layout(trainer: Any) -> None:
     Raises:
         ContractError: Names what is otherwise.
     """
-    if not compat.is_unsloth(trainer):
-        return
     with _aside(trainer):
         seen, loss, batch = _try(trainer)
         differing = [*_differences(trainer, batch, seen)]

@@ -20,6 +20,7 @@ from ...compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS, UNSLOTH_LEFT_PAD
 from ...data.types import Batch
 from ...errors import BatchError
 from ...loss.tap import Tap
+from ...session import Session
 
 TEXT = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
 """Keys of a batch of texts; log-probs and Unsloth's own key may come with them."""
@@ -41,13 +42,11 @@ class ScaledGradient(torch.autograd.Function):
 
 
 def as_trl(trainer: Any, batch: Batch) -> Batch:
-    """The batch that Unsloth scored, laid out as TRL's; another trainer's as it is.
+    """The batch that Unsloth scored, laid out as TRL's.
 
     Raises:
         BatchError: It holds something that replay was not tested with in this layout.
     """
-    if not compat.is_unsloth(trainer):
-        return batch
     for key in batch:
         if key not in TEXT | {OLD_LOGPS, REF_LOGPS, UNSLOTH_LEFT_PAD} and batch[key] is not None:
             raise BatchError(
@@ -66,16 +65,12 @@ def as_trl(trainer: Any, batch: Batch) -> Batch:
 
 def as_unsloth(trainer: Any, batch: Batch) -> Batch:
     """The composed batch with Unsloth's own key. Its log-probs are packed in the loss."""
-    if not compat.is_unsloth(trainer):
-        return batch
     rows = len(batch["prompt_ids"])
     return {**batch, UNSLOTH_LEFT_PAD: torch.full((rows, 1), compat.left_packed(trainer, batch).most)}
 
 
 def packed(trainer: Any, micro: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """A micro-batch's old and reference log-probs as Unsloth's loss reads them, which takes M from their width."""
-    if not compat.is_unsloth(trainer):
-        return {}
     places = compat.left_packed(trainer, micro)
     of_batch = micro.get(UNSLOTH_LEFT_PAD)
     width = micro["completion_ids"].size(1) + (places.most if of_batch is None else int(of_batch.max()))
@@ -96,6 +91,20 @@ def applied(trainer: Any, apply: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         names[compat.UNSLOTH_APPLIED] = stock
+
+
+def around(
+    session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """What the seam puts around Unsloth's loss."""
+
+    def plain(micro: Any) -> Any:
+        return stock(model, micro, *args, **kwargs)
+
+    tap = session.step.tap
+    if not tap.opens(inputs, trainer.model.training):
+        return plain(inputs)
+    return tap.loss(tapped(tap, trainer, plain), inputs)
 
 
 def tapped(tap: Tap, trainer: Any, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
