@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,6 @@ from .errors import ContractError
 if TYPE_CHECKING:
     import torch
 
-    from .base.left_packed import LeftPacked
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
 TESTED_ASYNCHRONOUS = SpecifierSet(">=1.16,<1.17")
@@ -77,25 +76,6 @@ REFUSED: dict[str, str] = {
     "RLOOTrainer": "its loss reads one old log-prob a sequence, and takes the KL term into the reward",
 }
 """Trainers that keep the methods of `SEAM` but can't be replayed for, by a part of their qualified names."""
-
-UNSLOTH = "UnslothGRPOTrainer"
-"""The class that Unsloth generates from TRL's source and puts in its place; it is no subclass."""
-UNSLOTH_TESTED = {"unsloth": SpecifierSet("==2026.10.9"), "unsloth_zoo": SpecifierSet("==2026.10.9")}
-UNSLOTH_TESTED_TRL = SpecifierSet(">=1.14.2,<1.16")
-UNSLOTH_LOSS = "compute_loss"  # is its loss: LOSS is never called, and LOGPS returns nothing there
-UNSLOTH_APPLIED = "UnslothEfficientGRPO"  # its apply gets the policy's log-probs, and all that stands next to them
-UNSLOTH_FORWARD = "grpo_accumulated_loss"  # looks UNSLOTH_APPLIED up in its module, and calls it
-UNSLOTH_PARAMETERS = (
-    "_new_logps", "_old_logps", "_ref_logps", "_sampling_per_token_logps", "lm_head", "_input_ids", "_mask",
-    "_advantages",
-)  # fmt: skip
-"""First parameters of UNSLOTH_APPLIED."""
-UNSLOTH_LEFT_PAD = "max_left_pad"
-"""Batch key of Unsloth's, `(B, 1)`: the most padding of a prompt."""
-UNSLOTH_SWITCHES = ("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "UNSLOTH_GRPO_LOSS_AGGREGATION",
-                    "UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD", "UNSLOTH_GRPO_ROLLOUT_RS",
-                    "UNSLOTH_GRPO_TRUNCATED_SUPPORT")  # fmt: skip
-"""Environment variables with which Unsloth's loss is another one."""
 
 LIGER_LOSS = "compute_liger_loss"  # TRL up to 1.13: goes around LOSS and LOGPS
 REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
@@ -210,48 +190,6 @@ def check_contract(trainer: Any, of_layout: Sequence[str] = ()) -> None:
             f"{type(trainer).__name__} (TRL {version('trl')}) can't be attached to: {'; '.join(problems)}. "
             "Attach to trl.GRPOTrainer or to a subclass that keeps its scoring step and loss."
         )
-
-
-def made_by_unsloth(trainer_class: type) -> bool:
-    """Return whether Unsloth has generated this class, or one that it is a subclass of."""
-    return any(base.__name__ in (UNSLOTH, f"_{UNSLOTH}") for base in trainer_class.__mro__)
-
-
-def is_unsloth(trainer: Any) -> bool:
-    """Return whether Unsloth has generated this trainer's class."""
-    return made_by_unsloth(type(trainer))
-
-
-def unsloth_names(trainer_class: type) -> dict[str, Any]:
-    """The global names of the module that Unsloth generated: its loss looks up there what it calls."""
-    generated = next(base for base in trainer_class.__mro__ if base.__name__ in (UNSLOTH, f"_{UNSLOTH}"))
-    names: dict[str, Any] = inspect.unwrap(getattr(generated, UNSLOTH_LOSS)).__globals__
-    return names
-
-
-def unsloth_problems(trainer_class: type) -> list[str]:
-    """Return why replay has not been tested with a class that Unsloth generated."""
-    problems = []
-    for name, tested in {**UNSLOTH_TESTED, "trl": UNSLOTH_TESTED_TRL}.items():
-        installed = _release_of(name)
-        if not tested.contains(installed, prereleases=True) and os.environ.get(UNTESTED_VARIABLE) != "1":
-            problems.append(f"replay was tested with {name} {tested} and Unsloth's trainer, not with {installed}")
-    names = unsloth_names(trainer_class)
-    forward = getattr(names.get(UNSLOTH_FORWARD), "__globals__", None)
-    if forward is not names or UNSLOTH_APPLIED not in names:
-        problems.append(f"Unsloth's loss does not call {UNSLOTH_FORWARD} and {UNSLOTH_APPLIED} of its own module")
-        return problems
-    parameters = tuple(inspect.signature(names[UNSLOTH_APPLIED].forward).parameters)[1:]
-    if parameters[: len(UNSLOTH_PARAMETERS)] != UNSLOTH_PARAMETERS:
-        problems.append(f"{UNSLOTH_APPLIED} takes {parameters}, not {UNSLOTH_PARAMETERS} first")
-    return problems
-
-
-def _release_of(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "0"
 
 
 def tag_model(trainer: Any, tag: str) -> None:
@@ -606,13 +544,6 @@ def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
         logps: torch.Tensor = method(trainer, model, ids, mask, width, batch_size=rows, **images)[0]
     return logps
-
-
-def left_packed(trainer: Any, batch: Mapping[str, Any]) -> LeftPacked:
-    """Return where Unsloth has the log-probs of this batch's completions."""
-    from .base.left_packed import LeftPacked
-
-    return LeftPacked(batch["prompt_ids"], batch["completion_ids"], tokenizer(trainer).pad_token_id)
 
 
 def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:

@@ -12,10 +12,11 @@ from real_unsloth import follow_scored, trainer_of
 from scenarios import follow
 
 import trl_replay
-from trl_replay.base.left_packed import LeftPacked
-from trl_replay.compat import OLD_LOGPS, UNSLOTH_LEFT_PAD
+from trl_replay.compat import OLD_LOGPS
 from trl_replay.extras.unsloth import layout
 from trl_replay.extras.unsloth import loss as unsloth
+from trl_replay.extras.unsloth.contract import UNSLOTH_LEFT_PAD
+from trl_replay.extras.unsloth.left_packed import LeftPacked
 from trl_replay.loss.micro_batch import MicroBatch
 from trl_replay.loss.tap import Tap
 

@@ -11,22 +11,23 @@ import torch
 
 from ... import compat
 from ...batch.layout import Layout
-from ...compat import LOAD, LOSS, PREPARE, REWARDS, SAVE, SCORE, SEAM, UNSLOTH_LOSS
+from ...compat import LOAD, LOSS, PREPARE, REWARDS, SAVE, SCORE, SEAM
 from ...data.types import Batch
-from . import loss
+from . import contract, loss
 from .layout_probe import check_layout
+from .left_packed import left_packed
 
 
 class UnslothLayout(Layout):
     """Unsloth's."""
 
     runs_model = True
-    around: Mapping[str, Callable[..., Any]] = {UNSLOTH_LOSS: loss.around}
+    around: Mapping[str, Callable[..., Any]] = {contract.UNSLOTH_LOSS: loss.around}
 
     def problems(self, trainer: Any) -> list[str]:
         """What is not as in the releases that were tested."""
-        of_loss = compat.contract_problems(type(trainer), {UNSLOTH_LOSS: SEAM[LOSS]})
-        return of_loss + compat.unsloth_problems(type(trainer))
+        of_loss = compat.contract_problems(type(trainer), {contract.UNSLOTH_LOSS: SEAM[LOSS]})
+        return of_loss + contract.unsloth_problems(type(trainer))
 
     def untested(self, trainer: Any) -> Iterator[str]:
         """What replay was not tested with in Unsloth's trainer."""
@@ -45,7 +46,7 @@ class UnslothLayout(Layout):
             f"entropy_coef={getattr(args, 'entropy_coef', 0)}": bool(getattr(args, "entropy_coef", 0)),
             "use_adaptive_entropy=True": bool(getattr(args, "use_adaptive_entropy", False)),
             f"top_entropy_quantile={args.top_entropy_quantile}": args.top_entropy_quantile < 1.0,
-            **{f"the environment variable {name}": name in os.environ for name in compat.UNSLOTH_SWITCHES},
+            **{f"the environment variable {name}": name in os.environ for name in contract.UNSLOTH_SWITCHES},
         }
         for name, given in untested.items():
             if given:
@@ -57,7 +58,7 @@ class UnslothLayout(Layout):
 
     def seam(self, trainer: Any, iterates: bool) -> list[str]:
         """Its own loss in the place of TRL's."""
-        return [SCORE, REWARDS, UNSLOTH_LOSS, SAVE, LOAD, *([PREPARE] if iterates else [])]
+        return [SCORE, REWARDS, contract.UNSLOTH_LOSS, SAVE, LOAD, *([PREPARE] if iterates else [])]
 
     def incoming(self, trainer: Any, batch: Batch) -> Batch:
         """Log-probs are unpacked."""
@@ -74,9 +75,9 @@ class UnslothLayout(Layout):
     def forward_logps(self, trainer: Any, batch: Batch) -> torch.Tensor | None:
         """Unpacked, and a copy: its values are of inference mode, and a loss could not save them for its gradient."""
         logps = super().forward_logps(trainer, batch)
-        return None if logps is None else compat.left_packed(trainer, batch).unpack(logps.clone())
+        return None if logps is None else left_packed(trainer, batch).unpack(logps.clone())
 
 
 def make_layout(trainer: Any) -> UnslothLayout | None:
     """Return the layout of Unsloth's trainer; None for others."""
-    return UnslothLayout() if compat.is_unsloth(trainer) else None
+    return UnslothLayout() if contract.is_unsloth(trainer) else None
