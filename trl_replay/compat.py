@@ -436,6 +436,15 @@ def generate_at(trainer: Any, iteration: int) -> None:
     setattr(trainer, BUFFERED, None)
 
 
+def split_images(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch with a list, of one tensor a row, for each image field that has any number of entries a row; one
+    of one entry a row stays a tensor."""
+    from trl.trainer.utils import split_pixel_values_by_grid
+
+    split: dict[str, Any] = split_pixel_values_by_grid(batch)
+    return split
+
+
 def micro_batches(trainer: Any, batch: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     """A generation batch as the trainer buffers it, rows permuted by `seed`: the global generator stays as it is."""
     import torch
