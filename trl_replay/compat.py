@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -821,28 +821,6 @@ def training_metrics(trainer: Any) -> dict[str, list[float]]:
 def start_metrics_anew(trainer: Any) -> None:
     """Give the trainer empty metrics of its own; those it had so far are not written to."""
     trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-
-
-def reward_metrics(trainer: Any, rewards: torch.Tensor) -> dict[str, float]:
-    """TRL's metrics of the rewards of some completions: mean and deviation, of each function and of their weighted
-    sum.
-
-    Args:
-        trainer (`trl.GRPOTrainer`): Whose functions they are.
-        rewards (`(rows, functions)`): Raw rewards, NaN where None.
-    """
-    import torch
-    from trl.trainer.utils import nanstd
-
-    setup = reward_setup(trainer)
-    leaves_out_unscored = not counts_unscored()
-    mean, std = (torch.nanmean, nanstd) if leaves_out_unscored else (torch.mean, torch.std)
-    values = {}
-    for number, name in enumerate(trainer.reward_func_names):
-        values[f"rewards/{name}/mean"] = torch.nanmean(rewards[:, number]).item()
-        values[f"rewards/{name}/std"] = nanstd(rewards[:, number]).item()
-    total = _summed(rewards, replace(setup, aggregation="sum_then_normalize"), 1, leaves_out_unscored)
-    return {**values, "reward": mean(total).item(), "reward_std": std(total).item()}
 
 
 def completions_table(trainer: Any) -> dict[str, Any]:

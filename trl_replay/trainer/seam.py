@@ -140,6 +140,7 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
 def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     step = session.step
     step.replaced = []
+    of_rounds: list[bool] = []
     step.judge.rewards = []
     if trainer.model.training:
         step.template = None
@@ -157,22 +158,24 @@ def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inpu
             step.skip_batch(len(inputs))
             return batch
         scored = session.components.layout.incoming(trainer, batch)
-        composed = step.take(scored, lambda rows: _score_again(session, trainer, stock, rows))
+        composed = step.take(scored, lambda rows: _score_again(session, trainer, stock, rows, of_rounds))
         if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
             step.replaced = [False] * len(step.replaced)
             return batch
         return session.components.layout.outgoing(trainer, composed)
     finally:
         step.judge.rewards = None
-        mark_replaced(trainer, step.replaced)
+        mark_replaced(trainer, [*step.replaced, *of_rounds])
         if session.detached and _is_ours(trainer.__dict__.get(compat.SCORE), session):
             leave(trainer, session)
 
 
-def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    """A further round of the batch at hand, with rewards of its own."""
+def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any, of_rounds: list[bool]) -> Any:
+    """A further round of the batch at hand, with rewards of its own; its rows are logged and not marked."""
     session.step.judge.rewards = []
-    return session.components.layout.incoming(trainer, stock(session.step.note_tasks(inputs)))
+    batch = stock(session.step.note_tasks(inputs))
+    of_rounds += [False] * (len(inputs) * trainer.accelerator.num_processes)
+    return session.components.layout.incoming(trainer, batch)
 
 
 def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
