@@ -44,7 +44,7 @@ ALSO = {
     "batch/compose.py": ("unit/test_groups_as_tensors.py", "unit/test_candidates.py"),
     "generation/group_layout.py": ("unit/test_generation_reports.py",),
     "generation/merging.py": ("trainer/test_generation_rounds.py",),
-    "generation/trainer_log.py": ("trainer/test_generation_rounds.py",),
+    "generation/trainer_log.py": ("trainer/test_completions_table.py",),
     "loss/micro_batch.py": ("trainer/test_loss_denominator.py", "trainer/test_loss_tap.py"),
     "strategies/treatments.py": ("trainer/test_loss_denominator.py", "trainer/test_plan_hook.py"),
     "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),

@@ -11,15 +11,16 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from . import built_in
 from .base.code import code_of
 from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
@@ -28,7 +29,6 @@ from .errors import ContractError
 if TYPE_CHECKING:
     import torch
 
-    from .base.left_packed import LeftPacked
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
 TESTED_ASYNCHRONOUS = SpecifierSet(">=1.16,<1.17")
@@ -76,25 +76,6 @@ REFUSED: dict[str, str] = {
     "RLOOTrainer": "its loss reads one old log-prob a sequence, and takes the KL term into the reward",
 }
 """Trainers that keep the methods of `SEAM` but can't be replayed for, by a part of their qualified names."""
-
-UNSLOTH = "UnslothGRPOTrainer"
-"""The class that Unsloth generates from TRL's source and puts in its place; it is no subclass."""
-UNSLOTH_TESTED = {"unsloth": SpecifierSet("==2026.10.9"), "unsloth_zoo": SpecifierSet("==2026.10.9")}
-UNSLOTH_TESTED_TRL = SpecifierSet(">=1.14.2,<1.16")
-UNSLOTH_LOSS = "compute_loss"  # is its loss: LOSS is never called, and LOGPS returns nothing there
-UNSLOTH_APPLIED = "UnslothEfficientGRPO"  # its apply gets the policy's log-probs, and all that stands next to them
-UNSLOTH_FORWARD = "grpo_accumulated_loss"  # looks UNSLOTH_APPLIED up in its module, and calls it
-UNSLOTH_PARAMETERS = (
-    "_new_logps", "_old_logps", "_ref_logps", "_sampling_per_token_logps", "lm_head", "_input_ids", "_mask",
-    "_advantages",
-)  # fmt: skip
-"""First parameters of UNSLOTH_APPLIED."""
-UNSLOTH_LEFT_PAD = "max_left_pad"
-"""Batch key of Unsloth's, `(B, 1)`: the most padding of a prompt."""
-UNSLOTH_SWITCHES = ("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "UNSLOTH_GRPO_LOSS_AGGREGATION",
-                    "UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD", "UNSLOTH_GRPO_ROLLOUT_RS",
-                    "UNSLOTH_GRPO_TRUNCATED_SUPPORT")  # fmt: skip
-"""Environment variables with which Unsloth's loss is another one."""
 
 LIGER_LOSS = "compute_liger_loss"  # TRL up to 1.13: goes around LOSS and LOGPS
 REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
@@ -165,9 +146,8 @@ def accepts(named: tuple[str, ...], passes_on: bool, expected: tuple[str, ...]) 
     return named[: len(expected)] == expected[: len(named)] and (len(named) >= len(expected) or passes_on)
 
 
-def contract_problems(trainer_class: type) -> list[str]:
-    """Return what a trainer class lacks of the methods and parameters in `SEAM`; nothing if all is there."""
-    seam = SEAM | {UNSLOTH_LOSS: SEAM[LOSS]} if made_by_unsloth(trainer_class) else SEAM
+def contract_problems(trainer_class: type, seam: Mapping[str, tuple[str, ...]] = SEAM) -> list[str]:
+    """Return what a trainer class lacks of the methods and parameters in a seam; nothing if all is there."""
     problems = []
     for name, expected in seam.items():
         method = inspect.getattr_static(trainer_class, name, None)
@@ -181,16 +161,17 @@ def contract_problems(trainer_class: type) -> list[str]:
     return problems
 
 
-def check_contract(trainer: Any) -> None:
-    """Refuse a trainer that lacks a method of `SEAM` or an attribute of `ATTRIBUTES`.
+def check_contract(trainer: Any, of_layout: Sequence[str] = ()) -> None:
+    """Refuse a trainer that lacks a method of `SEAM` or an attribute of `ATTRIBUTES`, or with problems `of_layout`.
 
     Raises:
         ContractError: Names everything that is missing.
     """
     if not hasattr(trainer, SCORE):
         raise ContractError(
-            f"Attach to a trl.GRPOTrainer or to TRL's AsyncGRPOTrainer: a {type(trainer).__name__} has no {SCORE}, "
-            "which replay wraps. There is no replay for trainers that do not train by GRPO: train without it."
+            f"Attach to a trl.GRPOTrainer: {type(trainer).__name__} has no {SCORE}, which replay wraps, and no "
+            f"built-in attaches to it ({', '.join(built_in.BUILT_IN)}). There is no replay for trainers that do not "
+            "train by GRPO: train without it."
         )
     problems = [
         f"{base.__name__}: {reason}"
@@ -198,7 +179,7 @@ def check_contract(trainer: Any) -> None:
         for name, reason in REFUSED.items()
         if name in f"{base.__module__}.{base.__qualname__}"
     ][:1]
-    problems = problems or contract_problems(type(trainer)) + unsloth_problems(type(trainer))
+    problems = problems or [*contract_problems(type(trainer)), *of_layout]
     problems += [
         f"the trainer has no attribute {name!r} ({reason})"
         for name, reason in ATTRIBUTES.items()
@@ -209,50 +190,6 @@ def check_contract(trainer: Any) -> None:
             f"{type(trainer).__name__} (TRL {version('trl')}) can't be attached to: {'; '.join(problems)}. "
             "Attach to trl.GRPOTrainer or to a subclass that keeps its scoring step and loss."
         )
-
-
-def made_by_unsloth(trainer_class: type) -> bool:
-    """Return whether Unsloth has generated this class, or one that it is a subclass of."""
-    return any(base.__name__ in (UNSLOTH, f"_{UNSLOTH}") for base in trainer_class.__mro__)
-
-
-def is_unsloth(trainer: Any) -> bool:
-    """Return whether Unsloth has generated this trainer's class."""
-    return made_by_unsloth(type(trainer))
-
-
-def unsloth_names(trainer_class: type) -> dict[str, Any]:
-    """The global names of the module that Unsloth generated: its loss looks up there what it calls."""
-    generated = next(base for base in trainer_class.__mro__ if base.__name__ in (UNSLOTH, f"_{UNSLOTH}"))
-    names: dict[str, Any] = inspect.unwrap(getattr(generated, UNSLOTH_LOSS)).__globals__
-    return names
-
-
-def unsloth_problems(trainer_class: type) -> list[str]:
-    """Return why replay has not been tested with a class that Unsloth generated; nothing for other classes."""
-    if not made_by_unsloth(trainer_class):
-        return []
-    problems = []
-    for name, tested in {**UNSLOTH_TESTED, "trl": UNSLOTH_TESTED_TRL}.items():
-        installed = _release_of(name)
-        if not tested.contains(installed, prereleases=True) and os.environ.get(UNTESTED_VARIABLE) != "1":
-            problems.append(f"replay was tested with {name} {tested} and Unsloth's trainer, not with {installed}")
-    names = unsloth_names(trainer_class)
-    forward = getattr(names.get(UNSLOTH_FORWARD), "__globals__", None)
-    if forward is not names or UNSLOTH_APPLIED not in names:
-        problems.append(f"Unsloth's loss does not call {UNSLOTH_FORWARD} and {UNSLOTH_APPLIED} of its own module")
-        return problems
-    parameters = tuple(inspect.signature(names[UNSLOTH_APPLIED].forward).parameters)[1:]
-    if parameters[: len(UNSLOTH_PARAMETERS)] != UNSLOTH_PARAMETERS:
-        problems.append(f"{UNSLOTH_APPLIED} takes {parameters}, not {UNSLOTH_PARAMETERS} first")
-    return problems
-
-
-def _release_of(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "0"
 
 
 def tag_model(trainer: Any, tag: str) -> None:
@@ -461,16 +398,6 @@ def liger_problems(trainer: Any) -> list[str]:
     return [problem]
 
 
-def seam(trainer: Any, iterates: bool) -> list[str]:
-    """The methods to wrap on this trainer; `iterates`: with `replay_iterations="replay"`."""
-    if is_unsloth(trainer):
-        return [SCORE, REWARDS, UNSLOTH_LOSS, SAVE, LOAD, *([PREPARE] if iterates else [])]
-    if is_asynchronous(trainer):
-        return [SAVE, LOAD]
-    entropy = [HIGH_ENTROPY] if chooses_by_entropy(trainer) else []
-    return [*SEAM, *entropy, *([PREPARE] if iterates else [])]
-
-
 def step(trainer: Any) -> int:
     """Micro-batches trained on so far."""
     return int(trainer._step)
@@ -507,6 +434,15 @@ def generate_at(trainer: Any, iteration: int) -> None:
     """Let the trainer generate at once, and go on with this iteration of what it generates."""
     trainer._step = iteration * trainer.args.steps_per_generation
     setattr(trainer, BUFFERED, None)
+
+
+def split_images(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch with a list, of one tensor a row, for each image field that has any number of entries a row; one
+    of one entry a row stays a tensor."""
+    from trl.trainer.utils import split_pixel_values_by_grid
+
+    split: dict[str, Any] = split_pixel_values_by_grid(batch)
+    return split
 
 
 def micro_batches(trainer: Any, batch: dict[str, Any], seed: int) -> list[dict[str, Any]]:
@@ -616,16 +552,7 @@ def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     images = {key: batch[key] for key in inspect.signature(method).parameters if batch.get(key) is not None}
     with torch.no_grad():
         logps: torch.Tensor = method(trainer, model, ids, mask, width, batch_size=rows, **images)[0]
-    if is_unsloth(trainer):  # its values are of inference mode: a loss could not save them for its gradient
-        return left_packed(trainer, batch).unpack(logps.clone())
     return logps
-
-
-def left_packed(trainer: Any, batch: Mapping[str, Any]) -> LeftPacked:
-    """Return where Unsloth has the log-probs of this batch's completions."""
-    from .base.left_packed import LeftPacked
-
-    return LeftPacked(batch["prompt_ids"], batch["completion_ids"], tokenizer(trainer).pad_token_id)
 
 
 def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
@@ -869,28 +796,6 @@ def training_metrics(trainer: Any) -> dict[str, list[float]]:
 def start_metrics_anew(trainer: Any) -> None:
     """Give the trainer empty metrics of its own; those it had so far are not written to."""
     trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-
-
-def reward_metrics(trainer: Any, rewards: torch.Tensor) -> dict[str, float]:
-    """TRL's metrics of the rewards of some completions: mean and deviation, of each function and of their weighted
-    sum.
-
-    Args:
-        trainer (`trl.GRPOTrainer`): Whose functions they are.
-        rewards (`(rows, functions)`): Raw rewards, NaN where None.
-    """
-    import torch
-    from trl.trainer.utils import nanstd
-
-    setup = reward_setup(trainer)
-    leaves_out_unscored = not counts_unscored()
-    mean, std = (torch.nanmean, nanstd) if leaves_out_unscored else (torch.mean, torch.std)
-    values = {}
-    for number, name in enumerate(trainer.reward_func_names):
-        values[f"rewards/{name}/mean"] = torch.nanmean(rewards[:, number]).item()
-        values[f"rewards/{name}/std"] = nanstd(rewards[:, number]).item()
-    total = _summed(rewards, replace(setup, aggregation="sum_then_normalize"), 1, leaves_out_unscored)
-    return {**values, "reward": mean(total).item(), "reward_std": std(total).item()}
 
 
 def completions_table(trainer: Any) -> dict[str, Any]:

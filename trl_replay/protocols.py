@@ -4,6 +4,7 @@ implement."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -205,3 +206,60 @@ class SessionLike(Protocol):
 
     def explain(self) -> str:
         """Describe what was replayed so far and, if little or nothing was, why."""
+
+
+class AttachedSession(SessionLike, Protocol):
+    """What the seam, its callback, and checkpoints do with a session, of whatever kind of trainer."""
+
+    enabled: bool
+    detached: bool
+    components: Any
+    roll_call: Any
+    reporting: Any
+
+    @property
+    def seam(self) -> Sequence[str]:
+        """Names of the trainer's methods that are wrapped."""
+
+    @property
+    def scoring(self) -> bool:
+        """Whether the trainer is scoring a batch."""
+
+    def put_on(self, trainer: Any) -> None:
+        """Put on the trainer what stands beside the wrapped methods."""
+
+    def take_off(self, trainer: Any) -> None:
+        """Take it off again."""
+
+    def notify(self, hook: str) -> None:
+        """Call the plugins' `trl_replay_attached` or `trl_replay_detached`."""
+
+    def mark_detached(self) -> None:
+        """Hear that `detach` was called."""
+
+    def begin_training(self, updates: int) -> None:
+        """Hear that training of so many updates begins."""
+
+    def updated(self) -> None:
+        """Hear that the optimizer has made an update."""
+
+    def log_ratios(self) -> None:
+        """Hear that an update has ended, before the trainer logs it."""
+
+    def finish(self) -> None:
+        """Hear that training has ended."""
+
+    def saving(self) -> AbstractContextManager[Any]:
+        """Return a context in which a checkpoint is written."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold, `pending` (candidates), and `prompts` (columns of those generated for)."""
+
+    def load_state_dict(self, state: Mapping[str, Any], of_ranks: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Take it."""
+
+    def forget_pending(self) -> None:
+        """Forget candidates."""
+
+    def resumed(self, state: Mapping[str, Any]) -> None:
+        """Hear that all is loaded."""

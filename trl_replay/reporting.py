@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from . import compat
 from .base.sizes import counted
 from .batch.group_view import dead_by_function
+from .built_in import ask_built_in
 from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, drop_zeros, metrics, own_metrics
 from .data.counters import log as put_into_log
 from .data.types import Context
@@ -50,8 +51,8 @@ MATTERS = {"replay/uses_mean": 100.0}
 """Values from which on a metric is logged whatever the settings are."""
 
 
-class Advisor(Protocol):
-    """Whoever knows what a log tells and what to change; given at attach."""
+class Advisor:
+    """Knows what a log tells and what to change; this one says nothing."""
 
     def frame(
         self,
@@ -68,9 +69,15 @@ class Advisor(Protocol):
             held_back (`dict`): By setting, slots that stored groups could have filled without it.
             replaced (`int`): Groups that were replaced.
         """
+        return [], []
 
     def remedy_for_masks(self, settings: Mapping[str, Any]) -> str:
         """Return what to change where all that is replayed is masked; nothing where the correction means to."""
+        return ""
+
+    def healthy_before(self, history: Sequence[Mapping[str, Any]]) -> float | None:
+        """Return the last logged step before a collapse that goes on at the end of a log; None if there is none."""
+        return None
 
 
 class Reporting:
@@ -79,13 +86,12 @@ class Reporting:
     Args:
         trainer (`Callable`): Gives the trainer, None if it no longer exists.
         components ([`Components`]): What the session is made of.
-        advisor ([`Advisor`]): Says what the run came to and what to change.
     """
 
-    def __init__(self, trainer: Callable[[], Any], components: Components, advisor: Advisor) -> None:
+    def __init__(self, trainer: Callable[[], Any], components: Components) -> None:
         self._trainer = trainer
         self._components = components
-        self._advisor = advisor
+        self.advisor: Advisor = ask_built_in("make_advisor") or Advisor()
         self._totals = components.buffer.totals
 
     def record(self, values: Mapping[str, float]) -> None:
@@ -163,7 +169,7 @@ class Reporting:
         """
         components, settings, trainer = self._components, self._components.settings, self._trainer()
         config, totals = settings.config, self._totals
-        outcome, advice = self._advisor.frame(
+        outcome, advice = self.advisor.frame(
             [] if trainer is None else trainer.state.log_history,
             {**config.to_dict(), "num_generations": components.num_generations},
             totals.held_back(),

@@ -6,13 +6,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from . import compat
 from .base.sizes import counted
+from .built_in import BUILT_IN, ask_built_in
 from .data.prompt_table import PromptTable
-from .data.types import Batch, Entry
+from .data.types import Entry
 from .distributed.decision import DETACHED, PAUSED, RUNS
 from .distributed.roll_call import roll_call_of
 from .errors import ReplayError
@@ -47,10 +49,9 @@ class Session:
         detached (`bool`): After `detach`: buffer, metrics and `explain()` can still be read.
         components ([`Components`]): What the session is made of.
         step ([`Step`]): What is done with each batch that the trainer scored.
-        files ([`SessionFiles`]): Reads and writes files for it; given by `attach`.
     """
 
-    def __init__(self, trainer: Any, settings: Settings, components: Components, advisor: Advisor) -> None:
+    def __init__(self, trainer: Any, settings: Settings, components: Components) -> None:
         self._trainer = weakref.ref(trainer)
         self.components = components
         self.enabled = settings.acts
@@ -58,10 +59,9 @@ class Session:
         self.detached = False
         self.buffer = components.buffer
         self.totals = components.buffer.totals
-        self._mask_watch = MaskWatch(_what_masks(settings, advisor))
         self.roll_call = roll_call_of(trainer, settings, components.scope)
-        self.files: SessionFiles
-        self.reporting = Reporting(self._trainer, components, advisor)
+        self.reporting = Reporting(self._trainer, components)
+        self._mask_watch = MaskWatch(_what_masks(settings, self.reporting.advisor))
         self.step = Step(
             self._trainer,
             components,
@@ -70,9 +70,22 @@ class Session:
             mode=lambda: self._mode,
             read_again=lambda: self.files.warm_start(again=True),
         )
+        self.seam = components.layout.seam(trainer, self.iterates) if self.enabled else []
 
     def __repr__(self) -> str:
         return f"<Session: {self.reporting.in_one_line()}>"
+
+    @cached_property
+    def files(self) -> SessionFiles:
+        """Reads and writes files for it.
+
+        Raises:
+            ReplayError: No built-in does.
+        """
+        files: SessionFiles | None = ask_built_in("make_files", self)
+        if files is None:
+            raise ReplayError(f"None of trl_replay.built_in.BUILT_IN reads and writes files: {', '.join(BUILT_IN)}.")
+        return files
 
     @property
     def settings(self) -> Settings:
@@ -171,7 +184,8 @@ class Session:
             self.step.forget_reference()
         self.buffer.clock.planned = updates
         self.roll_call.for_training()
-        self.files.warm_start()
+        if self.config.replay_warm_start is not None:
+            self.files.warm_start()
 
     def mark_detached(self) -> None:
         """Detached: nothing more is recorded, and what was taken off the trainer for the next batch is forgotten."""
@@ -187,10 +201,10 @@ class Session:
         """Add what is on the trainer beside the seam's methods: a column in its table of completions."""
         add_column(trainer)
 
-    def take_off(self, trainer: Any) -> list[Batch]:
+    def take_off(self, trainer: Any) -> None:
         """Take it away again, and replayed rows that are left in the trainer's buffer: without the tap they can't be
         trained on, so stock scores a new batch. Of several processes all do, whichever has such rows: they generate
-        together or not at all. Return the micro-batches of the trainer's buffer, without what was flagged in them."""
+        together or not at all. The other micro-batches of the trainer's buffer are as stock's loss reads them."""
         self.step.template = None  # not before: where other ranks go on, this one comes to their iterations
         buffered = getattr(trainer, compat.BUFFERED, None) or []
         ours = [micro for micro in buffered if ROWS in micro]
@@ -198,8 +212,8 @@ class Session:
             setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
         for micro in ours:
             del micro[ROWS]
+            micro.update(self.components.layout.in_loss(trainer, micro))
         take_column(trainer)
-        return ours
 
     def saving(self) -> AbstractContextManager[Any]:
         """Hold while a checkpoint is written."""

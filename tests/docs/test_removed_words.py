@@ -23,6 +23,7 @@ REMOVED = {
     r"trl-replay estimate|[\"']estimate[\"']|extras\.(advice|report)": "`trl-replay report`",
     r"trl-replay report[^\n`]*--(out|level)\b": "`trl-replay report A B --html page.html`",
     r"[`\"']task/\w+": "`trl_replay_task` of an export names the dataset's row",
+    r"TrainerLog|reward_metrics": "nothing: each further round logs as TRL does",
     "row_other_reward": "each row has the rewards of the trainer's functions",
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""

@@ -43,7 +43,6 @@ def test_advantages_scaled_over_the_batch_are_those_of_the_whole_batch(
         expected = [value for group in batch for value in advantages(group, batch, [1.0], scale, aggregation)]
         np.testing.assert_allclose(trained["advantages"].numpy(), expected, rtol=2e-5, atol=1e-6)
     assert run.counters["refilled"] > 3
-    assert list(run.trainer._logs["advantages"]) == pytest.approx(trained["advantages"].tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
@@ -170,7 +169,8 @@ def test_59_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
 
     run = rounds(tmp_path, rewards=reward, prompts=["1=", "2=", "3="], max_steps=1, replay_refill="same(rounds=2)")
     assert run.counters["refilled"] == 2
-    assert list(run.trainer._logs["prompt"])[::SIZE] == ["1=", "2=", "3="]
+    trained = run.trainer.processing_class.batch_decode(run.steps[0][1]["prompt_ids"], skip_special_tokens=True)
+    assert trained[::SIZE] == ["1=", "2=", "3="]
 
 
 @since("1.9.0", "streams as datasets")
@@ -197,40 +197,8 @@ def test_a_stream_gives_no_new_prompts_but_the_same_ones_and_its_run_resumes(tmp
 # what the trainer logs
 
 
-def test_metrics_are_over_all_completions_and_the_table_holds_what_is_trained_on(tmp_path: Any) -> None:
-    coins = Coins(0.4, seed=2)
-    run = rounds(tmp_path, rewards=coins, trainer_class=Spy, max_steps=5)
-    trainer, steps = run.trainer, run.steps
-    batches = rounds_of(coins.calls, 2)
-    assert max(map(len, batches)) == 3
-    logs = [log for log in trainer.state.log_history if "reward" in log]
-    tokens = 0
-    for numbers, log in zip(batches, logs, strict=True):
-        rewards = np.array([group for number in numbers for group in coins.calls[number]])
-        scored = [trainer.scored[number] for number in numbers]
-        lengths = np.concatenate([batch["completion_mask"].sum(dim=1).numpy() for batch in scored])
-        prompts = sum(int(batch["prompt_mask"].sum()) for batch in scored)
-        tokens += prompts + int(lengths.sum())
-        assert log["reward"] == pytest.approx(rewards.mean(), abs=1e-6)
-        assert log["reward_std"] == pytest.approx(rewards.std(ddof=1), abs=1e-6)
-        assert log["completions/mean_length"] == pytest.approx(lengths.mean())
-        assert log["completions/max_length"] == lengths.max()
-        assert log["completions/min_length"] == lengths.min()
-        assert log["num_tokens"] == tokens
-        assert log["frac_reward_zero_std"] == pytest.approx(np.mean([is_dead(group) for group in rewards.tolist()]))
-        assert log["replay/dead_fraction"] == pytest.approx(log["frac_reward_zero_std"])
-        assert log["replay/rounds"] == len(numbers) - 1
-    (_, trained), columns = steps[-1], trainer._logs
-    texts = trainer.processing_class.batch_decode(trained["completion_ids"], skip_special_tokens=True)
-    assert list(columns["completion"]) == texts
-    assert list(columns["advantages"]) == pytest.approx(trained["advantages"].tolist())
-    last = [coins.calls[number] for number in batches[-1]]
-    held = by_hand(last)
-    assert list(columns["rewards"]["coins"]) == [reward for of, place in held for reward in last[of][place]]
-    assert list(columns["prompt"])[::SIZE] == [coins.prompts[batches[-1][of]][place] for of, place in held]
-
-
-def test_columns_and_metrics_of_reward_functions_are_logged_once(tmp_path: Any) -> None:
+def test_each_round_is_logged_as_trl_does(tmp_path: Any) -> None:
+    """Metrics are means over the rounds of a batch, and the table of completions holds what was generated last."""
     coins = Coins(0.4, seed=2)
 
     def reward(completions: Any, prompts: Any, log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
@@ -238,12 +206,32 @@ def test_columns_and_metrics_of_reward_functions_are_logged_once(tmp_path: Any) 
         log_metric("rows", float(len(completions)))
         return coins(completions, prompts)
 
-    run = rounds(tmp_path, rewards=reward, max_steps=3)
-    logs = run.trainer._logs
-    assert list(logs["extra"]["said"]) == list(logs["completion"])
-    for numbers, mean in zip(rounds_of(coins.calls, 2), run.logged("rows"), strict=True):
-        rows = np.array([len(coins.calls[number]) * SIZE for number in numbers], float)
-        assert mean == pytest.approx((rows * rows).sum() / rows.sum())
+    run = rounds(tmp_path, rewards=reward, trainer_class=Spy, max_steps=5)
+    trainer, tokens, texts = run.trainer, 0, []
+    batches = rounds_of(coins.calls, 2)
+    assert max(map(len, batches)) == 3
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    for numbers, log in zip(batches, logs, strict=True):
+        scored = [trainer.scored[number] for number in numbers]
+        lengths = [batch["completion_mask"].sum(dim=1) for batch in scored]
+        tokens += sum(int(batch["prompt_mask"].sum()) for batch in scored) + sum(int(one.sum()) for one in lengths)
+        for batch in scored:
+            texts += trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+        assert log["reward"] == pytest.approx(np.mean([np.mean(coins.calls[number]) for number in numbers]), abs=1e-6)
+        assert log["completions/max_length"] == np.mean([int(one.max()) for one in lengths])
+        assert log["rows"] == np.mean([len(one) for one in lengths])
+        assert log["num_tokens"] == tokens
+        assert log["replay/rounds"] == len(numbers) - 1
+    columns = trainer._logs
+    assert list(columns["completion"]) == list(columns["extra"]["said"]) == texts[-12:]
+
+
+def test_rows_of_further_rounds_are_not_marked_as_replaced(tmp_path: Any) -> None:
+    """Four of them push out four of the batch's in the table of completions."""
+    dead = DEAD[0]
+    run = one_round(tmp_path, ONE_LIVE, [dead, dead], [LIVE, LIVE, dead], [dead])
+    marks = run.trainer._logs["extra"]["replay/replaced"]
+    assert list(marks) == [False] * SIZE + [True] * SIZE + [False] * SIZE
 
 
 @pytest.mark.parametrize("round_number", [0, 2])
@@ -316,24 +304,6 @@ def test_60_batches_may_have_another_size_in_the_next_training(tmp_path: Any, ro
     assert session.totals.counters["refilled"] > refilled
 
 
-class Failing:
-    """Fails in the second call of the reward function, in which alone a column was logged."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def reward(self, completions: list[str], log_extra: Any, **_: Any) -> list[float]:
-        self.calls += 1
-        if self.calls == 2:
-            log_extra("note", ["only here"] * len(completions))
-        return [0.0] * len(completions)
-
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> None:
-        if self.calls == 2:
-            raise ZeroDivisionError
-
-
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_127_detach_inside_a_reward_function_of_a_further_round_ends_in_peace(tmp_path: Any, at: int) -> None:
     calls = 0
@@ -351,13 +321,3 @@ def test_127_detach_inside_a_reward_function_of_a_further_round_ends_in_peace(tm
     assert "_compute_loss" not in trainer.__dict__
     assert "replay/replaced" not in trainer._logs["extra"]
     assert calls == (1 if at == 1 else 3) + 2
-
-
-def test_a_column_of_a_round_that_failed_leaves_a_table_that_can_be_logged(tmp_path: Any, plug: Any) -> None:
-    failing = Failing()
-    trainer = make_trainer(tmp_path, failing.reward, PROMPTS, max_steps=1, log_completions=True)
-    trl_replay.attach(trainer, replay_refill="new(rounds=1)", replay_plugins=plug(failing))
-    with pytest.raises(trl_replay.HookError):
-        trainer.train()
-    trainer.train()
-    assert {len(column) for column in trainer._logs["extra"].values()} == {12}

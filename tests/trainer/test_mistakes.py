@@ -273,7 +273,7 @@ PYTHON = {
     "a trainer's class": (lambda desk: trl_replay.attach(GRPOTrainer), ["not a type", "make the trainer first"]),
     "a plain trainer": (
         lambda desk: trl_replay.attach(desk.plain()),
-        ["Attach to a trl.GRPOTrainer or to TRL's AsyncGRPOTrainer: a Trainer"],
+        ["Attach to a trl.GRPOTrainer: Trainer has no _generate_and_score_completions", "no built-in attaches to it"],
     ),
     "a mapping as the configuration": (
         lambda desk: trl_replay.attach(desk.trainer(), {"replay_max_age": 3}),

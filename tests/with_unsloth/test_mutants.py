@@ -12,12 +12,13 @@ from real_unsloth import follow_scored, trainer_of
 from scenarios import follow
 
 import trl_replay
-from trl_replay.base.left_packed import LeftPacked
-from trl_replay.compat import OLD_LOGPS, UNSLOTH_LEFT_PAD
+from trl_replay.compat import OLD_LOGPS
+from trl_replay.extras.unsloth import layout
 from trl_replay.extras.unsloth import loss as unsloth
+from trl_replay.extras.unsloth.contract import UNSLOTH_LEFT_PAD
+from trl_replay.extras.unsloth.left_packed import LeftPacked
 from trl_replay.loss.micro_batch import MicroBatch
 from trl_replay.loss.tap import Tap
-from trl_replay.trainer import attachment, seam
 
 Patch = pytest.MonkeyPatch
 EXCLUDED, ITERATED = "excluded, grpo, accumulation", "dr_grpo, two iterations"
@@ -80,7 +81,7 @@ def references_stay_packed(patch: Patch) -> None:
         cut = {key: value[:, :width].clone() for key, value in unsloth._packable(batch).items()}
         return {key: value for key, value in {**batch, **cut}.items() if key != UNSLOTH_LEFT_PAD}
 
-    patch.setattr(seam.unsloth, "as_trl", as_trl)
+    patch.setattr(unsloth, "as_trl", as_trl)
 
 
 def old_ones_of_the_batch_are_lost(patch: Patch) -> None:
@@ -114,7 +115,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
 def test_a_mutant_is_noticed(tmp_path: Any, monkeypatch: Patch, name: str) -> None:
     """By the comparison alone: the probe at attach is left out."""
     damage, combination = MUTANTS[name]
-    monkeypatch.setattr(attachment, "check_layout", lambda trainer: None)
+    monkeypatch.setattr(layout, "check_layout", lambda trainer: None)
     damage(monkeypatch)
     check = (
         partial(follow_scored, tmp_path)

@@ -13,8 +13,7 @@ from scenarios import SCRIPT
 from support import Rewards, weights_hash
 
 import trl_replay
-from trl_replay import compat
-from trl_replay.extras.unsloth import layout_probe
+from trl_replay.extras.unsloth import contract, layout_probe
 
 UNTESTED: dict[str, Any] = {
     "use_vllm=True": ("use_vllm", True),
@@ -51,7 +50,7 @@ def test_several_processes_are_refused(tmp_path: Any, monkeypatch: pytest.Monkey
         trl_replay.attach(trainer, replay_scope="process")
 
 
-@pytest.mark.parametrize("name", compat.UNSLOTH_SWITCHES)
+@pytest.mark.parametrize("name", contract.UNSLOTH_SWITCHES)
 def test_a_switch_of_unsloths_own_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")
     with pytest.raises(trl_replay.RefusedError, match=f"the environment variable {name}"):
@@ -97,7 +96,7 @@ def test_a_batch_that_was_not_tested_is_refused(tmp_path: Any, trainer_class: An
 
 
 def names() -> dict[str, Any]:
-    return compat.unsloth_names(Followed)
+    return contract.unsloth_names(Followed)
 
 
 def unpacked(patch: pytest.MonkeyPatch) -> None:
@@ -116,13 +115,13 @@ def shifted_mask(patch: pytest.MonkeyPatch) -> None:
 
 
 def shifted_log_probs(patch: pytest.MonkeyPatch) -> None:
-    efficient = names()[compat.UNSLOTH_APPLIED]
+    efficient = names()[contract.UNSLOTH_APPLIED]
 
     def apply(new: Any, *rest: Any) -> Any:
         return efficient.apply(new.roll(1, dims=1), *rest)
 
     stub = SimpleNamespace(apply=apply, forward=efficient.forward)
-    patch.setitem(names(), compat.UNSLOTH_APPLIED, stub)
+    patch.setitem(names(), contract.UNSLOTH_APPLIED, stub)
     try_it = layout_probe._try
 
     def tried(trainer: Any) -> Any:
@@ -134,19 +133,19 @@ def shifted_log_probs(patch: pytest.MonkeyPatch) -> None:
 
 def other_key(patch: pytest.MonkeyPatch) -> None:
     """The loss takes no old log-probs from the batch."""
-    stock = names()[compat.UNSLOTH_FORWARD]
+    stock = names()[contract.UNSLOTH_FORWARD]
 
     def forward(*given: Any, old_logps: Any, **named: Any) -> Any:
         return stock(*given, old_logps=None, **named)
 
     forward = type(stock)(forward.__code__, names(), closure=forward.__closure__)
     forward.__kwdefaults__ = None
-    patch.setitem(names(), compat.UNSLOTH_FORWARD, forward)
+    patch.setitem(names(), contract.UNSLOTH_FORWARD, forward)
 
 
 def heeds_factors(patch: pytest.MonkeyPatch) -> None:
     """Backward multiplies by the gradient that reaches it, as autograd does."""
-    efficient = names()[compat.UNSLOTH_APPLIED]
+    efficient = names()[contract.UNSLOTH_APPLIED]
 
     def backward(ctx: Any, gradient: Any, *others: Any) -> Any:
         return (ctx.saved_tensors[0] * gradient, *[None] * 12)
@@ -178,21 +177,21 @@ def test_a_release_with_another_layout_is_refused(tmp_path: Any, monkeypatch: py
 def test_a_release_with_other_names_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = made(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(names()[compat.UNSLOTH_APPLIED], "forward", lambda ctx, old, new: None)
+        patch.setattr(names()[contract.UNSLOTH_APPLIED], "forward", lambda ctx, old, new: None)
         with pytest.raises(trl_replay.ContractError, match=r"UnslothEfficientGRPO takes \('old', 'new'\)"):
             trl_replay.attach(trainer)
-    monkeypatch.delitem(names(), compat.UNSLOTH_APPLIED)
+    monkeypatch.delitem(names(), contract.UNSLOTH_APPLIED)
     with pytest.raises(trl_replay.ContractError, match="does not call grpo_accumulated_loss and UnslothEfficientGRPO"):
         trl_replay.attach(trainer)
 
 
 def test_a_release_that_was_not_tested_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = compat.version
-    monkeypatch.setattr(compat, "version", lambda name: "2026.12.1" if name == "unsloth" else version(name))
+    version = contract.version
+    monkeypatch.setattr(contract, "version", lambda name: "2026.12.1" if name == "unsloth" else version(name))
     trainer = made(tmp_path)
     with pytest.raises(trl_replay.ContractError, match=r"tested with unsloth .* and Unsloth's trainer, not with 2026"):
         trl_replay.attach(trainer)
-    monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
+    monkeypatch.setenv(contract.UNTESTED_VARIABLE, "1")
     trl_replay.attach(trainer)
 
 

@@ -16,15 +16,18 @@ from accelerate.utils import gather_object
 from ..compat import checkpoint_folder
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import CheckpointError, ReplayError, SeamError
+from ..protocols import AttachedSession
 from .discovery import numbered_checkpoints
 from .format import RankState, rank_folder, scope_in
 from .save_id import FOLDER, TRAINER_STATE, put_save_id
-from .session_state import RankPart, Saved
+from .session_state import RankPart
 
 REMEDY = "To go on with an empty buffer, set replay_on_mismatch='empty'."
 
 
-def save(session: Saved, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
+def save(
+    session: AttachedSession, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any
+) -> Any:
     """Write our part of a checkpoint on every process, and only then lets stock write its own.
 
     Stock writes `trainer_state.json` last: where it is, all of ours is. Of a folder that is written again it goes
@@ -88,7 +91,7 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
 
 
-def load(session: Saved, trainer: Any, stock: Callable[..., Any], path: str | None) -> Any:
+def load(session: AttachedSession, trainer: Any, stock: Callable[..., Any], path: str | None) -> Any:
     """Let stock restore its part, and then puts the session where it was.
 
     Raises:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .. import compat
 from ..batch.candidates import LONGER, PendingGroups
@@ -16,10 +16,9 @@ from ..buffer.replay_buffer import OTHER_RULE
 from ..data.counters import Tally
 from ..data.rewards import RewardRule
 from ..data.types import Group
-from ..distributed.roll_call import RollCall
 from ..errors import CheckpointError, MismatchError
 from ..generation.dataset_rows import Dataset
-from ..protocols import SessionLike
+from ..protocols import AttachedSession
 from ..setup import assembly
 from ..setup.components import Components
 from ..setup.settings import Settings
@@ -41,45 +40,17 @@ GONE = "the row of the dataset that it was generated for is gone or has other co
 REPLACED = "training resumed with the buffer of its checkpoint"
 
 
-class Saved(SessionLike, Protocol):
-    """What a session gives to checkpoints, and takes from them."""
-
-    @property
-    def components(self) -> Components:
-        """What it is made of."""
-
-    @property
-    def roll_call(self) -> RollCall:
-        """Waits for the other processes."""
-
-    @property
-    def detached(self) -> bool:
-        """Whether `detach` was called."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold, `pending` (candidates), and `prompts` (columns of those generated for)."""
-
-    def load_state_dict(self, state: Mapping[str, Any], of_ranks: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Take it."""
-
-    def forget_pending(self) -> None:
-        """Forget candidates."""
-
-    def resumed(self, state: Mapping[str, Any]) -> None:
-        """Hear that all is loaded."""
-
-
 class RankPart:
     """One rank's part of a session's checkpoints.
 
     Args:
-        session ([`Saved`]): Between two updates.
+        session ([`AttachedSession`]): Between two updates.
     """
 
-    def __init__(self, session: Saved) -> None:
+    def __init__(self, session: AttachedSession) -> None:
         self._session = session
         self._trainer = session.trainer
-        self._components = session.components
+        self._components: Components = session.components
         self._buffer = self._components.buffer
         self._rank = int(session.trainer.accelerator.process_index)
 

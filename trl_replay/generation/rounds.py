@@ -18,7 +18,7 @@ import torch
 from .. import compat
 from ..batch.group_view import AdvantageRule
 from ..data.prompt_table import PromptTable
-from ..data.types import Batch, Floats, Ints, Row
+from ..data.types import Batch, Floats, Row
 from ..distributed.communicator import Communicator
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
@@ -30,7 +30,6 @@ from .judge import Judge
 from .merging import KEPT, merged
 from .prompts import Prompts
 from .reports import Reports, RoundReport
-from .trainer_log import TrainerLog, lengths_of_metrics
 
 Score: TypeAlias = Callable[[Sequence[Row]], Batch]
 """The trainer's own generating and scoring of some rows."""
@@ -40,14 +39,12 @@ class _BatchState:
     """One generation batch, from its scores to its last round.
 
     Attributes:
-        log ([`TrainerLog`]): What the trainer logs of it.
         origin (`(groups, 2)` int64): Of each slot of all processes, the round and the group in it that it holds.
         rounds (`list[Generated]`): The batch as it was first, and its rounds.
         items (`float`): What `num_items_in_batch` has changed by.
     """
 
-    def __init__(self, log: TrainerLog, groups: int) -> None:
-        self.log = log
+    def __init__(self, groups: int) -> None:
         self.origin = np.stack([np.zeros(groups, np.int64), np.arange(groups)], axis=1)
         self.rounds: list[Generated] = []
         self.items = 0.0
@@ -92,7 +89,6 @@ class Rounds:
         self._refill = settings.config.refill
         self._prompts = Prompts(trainer, self._layout, components, int(here.args.seed), self._refill.prompts)
         self._errors = components.errors
-        self._lengths: dict[str, int] = {}
         prompts = components.buffer.prompts
         self.table = PromptTable() if prompts is None else prompts
         self.batches = 0
@@ -112,7 +108,6 @@ class Rounds:
         """
         if len(inputs) != self._layout.rows:
             self._lay_out(len(inputs))
-        self._lengths = lengths_of_metrics(self._trainer())
         self.batches += 1
         self.done = 0
         with self._errors.keeping():
@@ -140,7 +135,7 @@ class Rounds:
         Raises:
             SeamError: Another process failed, or two of them hold rows of one group with different prompts.
         """
-        state = _BatchState(TrainerLog(self._trainer(), self._lengths), self._layout.groups)
+        state = _BatchState(self._layout.groups)
         started = time.perf_counter()
         try:
             current = self._generate(state, batch, rows, score)
@@ -149,7 +144,6 @@ class Rounds:
                     current = self._final(state, current)
             return current
         finally:
-            state.log.close()
             self.seconds = time.perf_counter() - started if self.done else 0.0
 
     def skip_batch(self, mode: int) -> None:
@@ -170,8 +164,6 @@ class Rounds:
 
         current, told = self._tell(state, of_batch, self._layout)
         while self.done < self._refill.rounds and not self._is_enough(told):
-            if not self.done:
-                state.log.add_round(len(current.scored))
             self.done += 1
             current, told = self._further_round(state, current, told, score)
         return current
@@ -189,7 +181,6 @@ class Rounds:
             return latest, self._reports.of_round(current, latest, prompts.keys, prompts.targets)
 
         latest, told = self._tell(state, of_round, layout)
-        state.log.add_round(len(latest.scored))
         return self._merge(state, current, latest, told), told
 
     def _inputs(self, current: Generated, count: int) -> list[Row]:
@@ -236,9 +227,8 @@ class Rounds:
         return current
 
     def _final(self, state: _BatchState, current: Generated) -> Generated:
-        """Finish the batch after its last round: token count, advantages, groups, and the trainer's log."""
-        trainer = self._trainer()
-        setup = compat.reward_setup(trainer)
+        """Finish the batch after its last round: token count, advantages, and groups."""
+        setup = compat.reward_setup(self._trainer())
         batch = dict(current.batch)
         counted = batch["num_items_in_batch"]
         change = torch.as_tensor(state.items).to(counted)
@@ -246,15 +236,10 @@ class Rounds:
         generations = tuple(one.fresh for one in state.rounds)
         refilled = int(np.count_nonzero(state.origin[current.groups, 0]))
         current = replace(current, batch=batch, generations=generations, refilled=refilled)
-        advantages: torch.Tensor | None = None
         if setup.over_batch and state.origin[:, 0].any():
             self._refuse_unexplained(state.rounds, setup)
             advantages = compat.advantages(current.scored, setup, self._layout.size)
             current = self._with_advantages(current, advantages)
-        every = torch.cat([one.scored for one in state.rounds])
-        exact = compat.reward_metrics(trainer, every)
-        logged = None if advantages is None else advantages.tolist()
-        state.log.finish(self._row_origin(state), logged, exact)
         return current
 
     def _with_advantages(self, current: Generated, advantages: torch.Tensor) -> Generated:
@@ -266,14 +251,6 @@ class Rounds:
         here = slice(rows.first, rows.first + rows.count)
         batch = {**current.batch, "advantages": advantages[here].to(current.batch["advantages"])}
         return replace(current, batch=batch, rows=rows, fresh=self._judge.see(rows, current.scored))
-
-    def _row_origin(self, state: _BatchState) -> Ints:
-        """Return each row's round and its row there, `(rows of all processes, 2)`."""
-        size = self._layout.size
-        origin = np.repeat(state.origin, size, axis=0)
-        within = np.tile(np.arange(size), self._layout.groups)
-        origin[:, 1] = origin[:, 1] * size + within
-        return origin
 
     def _refuse_unexplained(self, rounds: Sequence[Generated], setup: compat.RewardSetup) -> None:
         """Refuse to recompute advantages that TRL's rules do not explain."""

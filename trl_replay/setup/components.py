@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..base.progress import KeptErrors
+from ..batch.layout import Layout
 from ..buffer import ReplayBuffer
 from ..data.fields import FieldTable
 from ..data.success import Success
@@ -54,6 +55,7 @@ class Components:
             stored and never trained on.
         processes (`int`): Number of processes.
         success ([`Success`]): What passes.
+        layout ([`Layout`]): Of the trainer's batches and its loss.
         errors ([`KeptErrors`]): What failed here, until all processes hear of it.
     """
 
@@ -69,6 +71,7 @@ class Components:
     forwards_to_record: bool = False
     processes: int = 1
     success: Success = field(default_factory=Success)
+    layout: Layout = field(default_factory=Layout)
     errors: KeptErrors = field(init=False)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -43,8 +42,7 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     reasons += _without_effect_on_kl(trainer, settings)
     if settings.iterates:
         reasons += _without_iterations(trainer, settings, components)
-    if compat.is_unsloth(trainer):
-        reasons += _untested_with_unsloth(trainer)
+    reasons += components.layout.untested(trainer)
     refuse(reasons, trainer, settings, components)
 
 
@@ -192,30 +190,6 @@ def _baselines_over_two_prompts(settings: Settings, components: Components) -> I
         f"the same prompt, and replay_sampler={sampler!r} does not say that it draws so (an attribute "
         "same_prompt = True): use replay_sampler='same_prompt', or replay_advantages='stored'"
     )
-
-
-def _untested_with_unsloth(trainer: Any) -> Iterator[str]:
-    """Yield what replay was not tested with in Unsloth's trainer."""
-    args = trainer.args
-    tokenizer = compat.tokenizer(trainer)
-    known = getattr(trainer.train_dataset, "column_names", None) or []
-    untested = {
-        "use_vllm=True": trainer.use_vllm,
-        f"{trainer.accelerator.num_processes} processes": trainer.accelerator.num_processes > 1,
-        "DeepSpeed": trainer.is_deepspeed_enabled,
-        "FSDP": trainer.is_fsdp_enabled,
-        "a processor, or images": trainer.processing_class is not tokenizer or {"image", "images"} & set(known),
-        "a rollout function, tools or environments": trainer.rollout_func is not None
-        or bool(trainer.tools)
-        or compat.has_environments(trainer),
-        f"entropy_coef={getattr(args, 'entropy_coef', 0)}": bool(getattr(args, "entropy_coef", 0)),
-        "use_adaptive_entropy=True": bool(getattr(args, "use_adaptive_entropy", False)),
-        f"top_entropy_quantile={args.top_entropy_quantile}": args.top_entropy_quantile < 1.0,
-        **{f"the environment variable {name}": name in os.environ for name in compat.UNSLOTH_SWITCHES},
-    }
-    for name, given in untested.items():
-        if given:
-            yield f"replay was not tested with Unsloth's trainer and {name}: leave it out, or use_replay=False"
 
 
 def _of_the_model(trial: Trial) -> Iterator[str]:

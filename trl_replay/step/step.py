@@ -361,7 +361,7 @@ class Step:
         with self._components.errors.keeping():
             if self._components.forwards_to_record:
                 forwarded, _ = send_batch(generated.batch, given, fetched, self._components.fields)
-                logps = compat.forward_logps(self._trainer(), forwarded)
+                logps = self._components.layout.forward_logps(self._trainer(), forwarded)
                 recorded = None if logps is None else Block(logps)
         with self._components.errors.keeping():
             batch = write_advantages(batch, rows, generated.fresh, of_tokens)

@@ -8,24 +8,22 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from .. import compat
+from ..batch.layout import Layout
+from ..built_in import ask_built_in
 from ..errors import AttachError, ConfigurationError
-from ..extras.asynchronous.session import AsyncSession, make_session
-from ..extras.files.session_files import Files
-from ..extras.outcome.advisor import RunAdvisor
-from ..extras.unsloth.layout_probe import check_layout
-from ..extras.unsloth.loss import as_trl
+from ..protocols import AttachedSession
 from ..session import Session
 from ..setup.assembly import assemble, idle_components, of_loss
 from ..setup.config import ReplayConfig
 from ..setup.model_trial import try_model
 from ..setup.preflight import misgivings, preflight
-from ..setup.settings import choose_scope_of, resolve
-from .seam import AnySession, leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
+from ..setup.settings import Settings, choose_scope_of, resolve
+from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
-_sessions: weakref.WeakKeyDictionary[Any, AnySession] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakKeyDictionary[Any, AttachedSession] = weakref.WeakKeyDictionary()
 
 
-def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> AnySession:
+def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Session:
     """Attach a replay buffer to a stock `trl.GRPOTrainer`, or to TRL's `AsyncGRPOTrainer`. The trainer then replays
     in every `train()` until `detach`.
 
@@ -37,7 +35,8 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         **settings: Single settings of [`ReplayConfig`], instead of or on top of `config`.
 
     Returns:
-        [`Session`]: With `buffer`, `metrics`, `explain()`, `pause()` and `resume()`.
+        [`Session`]: With `buffer`, `metrics`, `explain()`, `pause()` and `resume()`. That of an
+        asynchronous trainer is of another class, with the same methods.
 
     Raises:
         ConfigurationError: A setting can't be used, or a name is unknown.
@@ -65,25 +64,10 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
     in_force = resolve(config)
-    if in_force.acts and compat.is_asynchronous(trainer):
-        return _begin_queue(trainer, make_session(trainer, in_force))
-    components = idle_components(in_force)
-    if in_force.acts:
-        compat.check_release()
-        compat.check_contract(trainer)
-        in_force = choose_scope_of(trainer, in_force)
-        refuse_foreign_overrides(trainer, in_force.iterates)
-        components = assemble(trainer, in_force, of_loss(trainer, in_force))
-        preflight(trainer, in_force, components)
-        check_layout(trainer)
-        trial = try_model(trainer)
-        components.loss.bounds.noise = trial.noise
-        for text in misgivings(trainer, in_force, components, trial):
-            warnings.warn(text, stacklevel=2)
-    session = Session(trainer, in_force, components, RunAdvisor())
-    session.files = Files(session, as_trl)
+    made = ask_built_in("make_session", trainer, in_force) if in_force.acts else None
+    session: Session = made or _make_session(trainer, in_force)
     if session.enabled:
-        session.step.tap.classes.check(trainer)
+        refuse_foreign_overrides(trainer, session.seam)
         _begin(trainer, session)
     else:
         session.roll_call.announce_inactive()
@@ -91,21 +75,29 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     return session
 
 
-def _begin_queue(trainer: Any, session: AsyncSession) -> AsyncSession:
-    """Begin a session of an asynchronous trainer, whose dataset takes its queue when training begins.
-
-    Raises:
-        AttachError: It is training already, or something has replaced a method of the seam.
-    """
-    if trainer.is_in_train:
-        raise AttachError("Attach to an AsyncGRPOTrainer before train(): its dataset has taken its queue by now.")
-    refuse_foreign_overrides(trainer, False)
-    session.files = Files(session)
-    _begin(trainer, session)
+def _make_session(trainer: Any, settings: Settings) -> Session:
+    """Build the session of a GRPOTrainer, which is only read."""
+    components = idle_components(settings)
+    if settings.acts:
+        compat.check_release()
+        layout = ask_built_in("make_layout", trainer) or Layout()
+        compat.check_contract(trainer, layout.problems(trainer))
+        settings = choose_scope_of(trainer, settings)
+        components = assemble(trainer, settings, of_loss(trainer, settings))
+        components.layout = layout
+        preflight(trainer, settings, components)
+        layout.check(trainer)
+        trial = try_model(trainer, layout.runs_model)
+        components.loss.bounds.noise = trial.noise
+        for text in misgivings(trainer, settings, components, trial):
+            warnings.warn(text, stacklevel=3)
+    session = Session(trainer, settings, components)
+    if session.enabled:
+        session.step.tap.classes.check(trainer)
     return session
 
 
-def _begin(trainer: Any, session: AnySession) -> None:
+def _begin(trainer: Any, session: AttachedSession) -> None:
     """Put the seam on, and tell the plugins; after an error the trainer is as it was."""
     put_on(trainer, session)
     _sessions[trainer] = session
@@ -159,14 +151,14 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
     return Attached(trainer, attach(trainer, config, **settings))
 
 
-class Attached(AbstractContextManager[AnySession]):
+class Attached(AbstractContextManager[Session]):
     """The block of `attached`."""
 
-    def __init__(self, trainer: Any, session: AnySession) -> None:
+    def __init__(self, trainer: Any, session: Session) -> None:
         self._trainer = trainer
         self._session = session
 
-    def __enter__(self) -> AnySession:
+    def __enter__(self) -> Session:
         return self._session
 
     def __exit__(self, *raised: object) -> None:

@@ -12,9 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..checkpoint.discovery import numbered_checkpoints
 from ..errors import SeamError
-from ..extras.asynchronous.session import AsyncSession
-from ..extras.outcome.rules import healthy_before
-from ..session import Session
+from ..protocols import AttachedSession
 from .trackers import write_settings
 
 
@@ -26,7 +24,7 @@ class ReplayCallback(TrainerCallback):
         take_off (`Callable`): Takes the seam off a trainer, and with it this callback.
     """
 
-    def __init__(self, session: Session | AsyncSession, take_off: Callable[[Any, Any], None]) -> None:
+    def __init__(self, session: AttachedSession, take_off: Callable[[Any, Any], None]) -> None:
         self.session = session
         self._take_off = take_off
         self._trackers_told = False
@@ -89,7 +87,7 @@ class ReplayCallback(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Warn once where the policy collapses."""
-        healthy = None if self._collapse_told else healthy_before(state.log_history)
+        healthy = None if self._collapse_told else self.session.reporting.advisor.healthy_before(state.log_history)
         if healthy is None or not state.is_world_process_zero:
             return
         self._collapse_told = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -13,14 +13,12 @@ from .. import compat
 from ..checkpoint import saving
 from ..distributed.decision import RUNS
 from ..errors import AttachError
-from ..extras.asynchronous.session import AsyncSession
-from ..extras.unsloth import loss as unsloth
 from ..generation.trainer_log import mark_replaced, take_column
+from ..protocols import AttachedSession
 from ..session import Session
 from ..step.step import Step
 from .callback import ReplayCallback
 
-AnySession: TypeAlias = Session | AsyncSession
 COPIED = "__getstate__"
 """Methods that `copy` and `pickle` ask an instance for: a copy would train with this trainer's model."""
 
@@ -29,7 +27,7 @@ class SeamFunction:
     """Stands on the trainer in a method's place: looks the class's method up when called, and knows its
     session."""
 
-    def __init__(self, trainer: Any, name: str, session: AnySession, around: Callable[..., Any]) -> None:
+    def __init__(self, trainer: Any, name: str, session: AttachedSession, around: Callable[..., Any]) -> None:
         self._trainer = weakref.ref(trainer)
         self._around = around
         self.name = name
@@ -54,16 +52,17 @@ def _refuse_copies() -> NoReturn:
     )
 
 
-def put_on(trainer: Any, session: AnySession) -> None:
+def put_on(trainer: Any, session: AttachedSession) -> None:
     """Put the seam on: wrapped methods, a callback, and a column in the table of completions."""
-    for name in compat.seam(trainer, session.iterates):
-        trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
+    around = {**_AROUND, **session.components.layout.around}
+    for name in session.seam:
+        trainer.__dict__[name] = SeamFunction(trainer, name, session, around[name])
     trainer.__dict__[COPIED] = _refuse_copies
     session.put_on(trainer)
     trainer.add_callback(ReplayCallback(session, take_off))
 
 
-def leave(trainer: Any, session: AnySession) -> None:
+def leave(trainer: Any, session: AttachedSession) -> None:
     """Take the seam off, once no batch is being scored; in the midst of training on several processes, let it do so
     itself.
 
@@ -79,11 +78,10 @@ def leave(trainer: Any, session: AnySession) -> None:
         take_off(trainer, session)
 
 
-def take_off(trainer: Any, session: AnySession) -> None:
+def take_off(trainer: Any, session: AttachedSession) -> None:
     """Take the seam off: the trainer's methods are its class's."""
-    for micro in session.take_off(trainer):
-        micro.update(unsloth.packed(trainer, micro))
-    for name in compat.seam(trainer, session.iterates):
+    session.take_off(trainer)
+    for name in session.seam:
         if _is_ours(trainer.__dict__.get(name), session):
             del trainer.__dict__[name]
     trainer.__dict__.pop(COPIED, None)
@@ -94,18 +92,18 @@ def take_off(trainer: Any, session: AnySession) -> None:
     ]
 
 
-def refuse_foreign_overrides(trainer: Any, iterates: bool) -> None:
+def refuse_foreign_overrides(trainer: Any, seam: Sequence[str]) -> None:
     """Refuse a trainer on which something else stands in the place of a method. A seam that would have left at the
     next batch is taken off.
 
     Args:
         trainer (`trl.GRPOTrainer`): Before anything is attached.
-        iterates (`bool`): Whether further iterations draw groups of their own.
+        seam (`Sequence[str]`): Names of the methods to wrap.
 
     Raises:
         AttachError: Names the method, and what replaced it.
     """
-    for name in compat.seam(trainer, iterates):
+    for name in seam:
         found = trainer.__dict__.get(name)
         if isinstance(found, SeamFunction) and found.session.detached:
             take_off(trainer, found.session)
@@ -117,13 +115,13 @@ def refuse_foreign_overrides(trainer: Any, iterates: bool) -> None:
             )
 
 
-def refuse_patches_on_top(trainer: Any, session: AnySession) -> None:
+def refuse_patches_on_top(trainer: Any, session: AttachedSession) -> None:
     """Refuse to take the seam off where something else stands in its place by now.
 
     Raises:
         AttachError: Names the method, and what replaced it.
     """
-    for name in compat.seam(trainer, session.iterates):
+    for name in session.seam:
         found = trainer.__dict__.get(name)
         if not _is_ours(found, session):
             raise AttachError(
@@ -142,6 +140,7 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
 def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     step = session.step
     step.replaced = []
+    of_rounds: list[bool] = []
     step.judge.rewards = []
     if trainer.model.training:
         step.template = None
@@ -158,23 +157,25 @@ def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inpu
         if paused or session.paused or session.detached:
             step.skip_batch(len(inputs))
             return batch
-        scored = unsloth.as_trl(trainer, batch)
-        composed = step.take(scored, lambda rows: _score_again(session, trainer, stock, rows))
+        scored = session.components.layout.incoming(trainer, batch)
+        composed = step.take(scored, lambda rows: _score_again(session, trainer, stock, rows, of_rounds))
         if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
             step.replaced = [False] * len(step.replaced)
             return batch
-        return unsloth.as_unsloth(trainer, composed)
+        return session.components.layout.outgoing(trainer, composed)
     finally:
         step.judge.rewards = None
-        mark_replaced(trainer, step.replaced)
+        mark_replaced(trainer, [*step.replaced, *of_rounds])
         if session.detached and _is_ours(trainer.__dict__.get(compat.SCORE), session):
             leave(trainer, session)
 
 
-def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    """A further round of the batch at hand, with rewards of its own."""
+def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any, of_rounds: list[bool]) -> Any:
+    """A further round of the batch at hand, with rewards of its own; its rows are logged and not marked."""
     session.step.judge.rewards = []
-    return unsloth.as_trl(trainer, stock(session.step.note_tasks(inputs)))
+    batch = stock(session.step.note_tasks(inputs))
+    of_rounds += [False] * (len(inputs) * trainer.accelerator.num_processes)
+    return session.components.layout.incoming(trainer, batch)
 
 
 def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
@@ -201,17 +202,6 @@ def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any,
     with session.step.tap.classes.inserted(trainer):
         whole = getattr(type(trainer), compat.LOSS).__get__(trainer)
         return session.step.tap.loss(lambda batch: whole(model, batch), inputs)
-
-
-def _unsloth_loss(
-    session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any
-) -> Any:
-    def plain(micro: Any) -> Any:
-        return stock(model, micro, *args, **kwargs)
-
-    if not session.step.tap.opens(inputs, trainer.model.training):
-        return plain(inputs)
-    return session.step.tap.loss(unsloth.tapped(session.step.tap, trainer, plain), inputs)
 
 
 def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -261,7 +251,7 @@ def _generate_for_resuming(step: Step, trainer: Any, stock: Callable[..., Any], 
     compat.training_metrics(trainer).update(logged)
 
 
-def _save(session: AnySession, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _save(session: AttachedSession, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with session.saving():
         return saving.save(session, trainer, stock, *args, **kwargs)
 
@@ -273,13 +263,12 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.LOGPS: _logps,
     compat.HIGH_ENTROPY: _high_entropy,
     compat.PREPARE: _prepare,
-    compat.UNSLOTH_LOSS: _unsloth_loss,
     compat.SAVE: _save,
     compat.LOAD: saving.load,
 }
 
 
-def _is_ours(found: Any, session: AnySession) -> bool:
+def _is_ours(found: Any, session: AttachedSession) -> bool:
     return isinstance(found, SeamFunction) and found.session is session
 
 

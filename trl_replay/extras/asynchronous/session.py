@@ -21,11 +21,10 @@ from ...batch.samples import HELD
 from ...buffer import Newcomer
 from ...data.counters import Tally
 from ...data.prompt_table import PromptTable
-from ...data.types import FROM_FILE, Batch, Entry
+from ...data.types import FROM_FILE, Entry
 from ...distributed.all_ranks import run_on_all_ranks
 from ...distributed.roll_call import roll_call_of
-from ...errors import ReplayError
-from ...protocols import SessionFiles
+from ...errors import AttachError, ReplayError
 from ...reporting import Reporting
 from ...session import NOT_ATTACHED
 from ...setup.assembly import assemble
@@ -33,7 +32,7 @@ from ...setup.components import Components, OfLoss
 from ...setup.config import ReplayConfig
 from ...setup.settings import Settings
 from ...step.step import TAG
-from ..outcome.advisor import RunAdvisor
+from ..files.session_files import Files
 from .groups import SampleReader, sample_of_row
 from .preflight import queue_preflight
 from .queue import ReplayQueue
@@ -52,7 +51,8 @@ class AsyncSession:
     """
 
     enabled = True
-    iterates = scoring = False
+    scoring = False
+    seam = (compat.SAVE, compat.LOAD)
 
     def __init__(self, view: TrainerView, settings: Settings, components: Components) -> None:
         self.trainer = view
@@ -62,8 +62,8 @@ class AsyncSession:
         self.totals.unit = "updates"
         self.paused = False
         self.detached = False
-        self.reporting = Reporting(weakref.ref(view), components, RunAdvisor())
-        self.files: SessionFiles
+        self.reporting = Reporting(weakref.ref(view), components)
+        self.files = Files(self)
         alone = TrainerView(view.own, ["reward"])  # the main process alone knows the worker's
         self.roll_call = roll_call_of(alone, settings, components.scope)
         self.queue: ReplayQueue | None = None
@@ -177,11 +177,10 @@ class AsyncSession:
         if self.queue is not None:
             setattr(trainer, compat.QUEUE, self.queue)
 
-    def take_off(self, trainer: Any) -> list[Batch]:
-        """Give the trainer its queue back; no batch was composed."""
+    def take_off(self, trainer: Any) -> None:
+        """Give the trainer its queue back."""
         if self.queue is not None:
             setattr(trainer, compat.QUEUE, self.queue.inner)
-        return []
 
     def notify(self, hook: str) -> None:
         """Call the plugins' `trl_replay_attached` or `trl_replay_detached`."""
@@ -270,12 +269,14 @@ class AsyncSession:
         )
 
 
-def make_session(trainer: Any, settings: Settings) -> AsyncSession:
-    """Build the session of an asynchronous trainer, which is only read.
+def make_session(trainer: Any, settings: Settings) -> AsyncSession | None:
+    """Build the session of an asynchronous trainer, which is only read; None for other trainers.
 
     Raises:
-        ReplayError: The settings can't be used with it.
+        ReplayError: The settings can't be used with it, or it is training already.
     """
+    if not compat.is_asynchronous(trainer):
+        return None
     compat.check_asynchronous(trainer)
     if settings.label("scope") == AUTO:
         settings = settings.with_scope("process", "the main process reads the queue")
@@ -286,4 +287,6 @@ def make_session(trainer: Any, settings: Settings) -> AsyncSession:
     components.processes = 1  # no process decides with another
     components.errors = KeptErrors(alone=True)
     queue_preflight(trainer, settings, components)
+    if trainer.is_in_train:
+        raise AttachError("Attach to an AsyncGRPOTrainer before train(): its dataset has taken its queue by now.")
     return AsyncSession(view, settings, components)

@@ -11,9 +11,10 @@ from accelerate.utils import gather
 
 from ... import compat
 from ...batch.compose import loss_mask
-from ...data.fields import ADVANTAGES, FieldTable
+from ...data.fields import ADVANTAGES
 from ...data.types import Batch
 from ...errors import ReplayError
+from ...setup.components import Components
 from .reader import Rollout
 
 
@@ -23,13 +24,13 @@ class Rollouts:
     Args:
         trainer (`trl.GRPOTrainer`): Scores them.
         rows (`Sequence[Rollout]`): With their rewards.
-        fields ([`FieldTable`]): What batch keys hold.
+        components ([`Components`]): Of the session.
     """
 
-    def __init__(self, trainer: Any, rows: Sequence[Rollout], fields: FieldTable) -> None:
+    def __init__(self, trainer: Any, rows: Sequence[Rollout], components: Components) -> None:
         self._trainer = trainer
         self._rows = rows
-        self._fields = fields
+        self._components = components
         self._keeps_sampler = compat.keeps_sampler(trainer)
         self._corrects_sampler = compat.corrects_sampler(trainer)
 
@@ -101,7 +102,7 @@ class Rollouts:
         batch = dict(batch)
         logps = batch.get(compat.OLD_LOGPS)
         if logps is None and computes:
-            logps = compat.forward_logps(self._trainer, batch)
+            logps = self._components.layout.forward_logps(self._trainer, batch)
         if logps is None:
             logps = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
         batch[compat.OLD_LOGPS] = self._with_told(logps, compat.OLD_LOGPS)
@@ -126,7 +127,7 @@ class Rollouts:
     def _advantages(self, batch: Batch) -> torch.Tensor:
         """As TRL computed them; those of the file where it tells them, and NaN for rows that it masks."""
         advantages: torch.Tensor = batch[ADVANTAGES].clone()
-        of_tokens = self._fields.has_token_advantages(batch)
+        of_tokens = self._components.fields.has_token_advantages(batch)
         for row, one in enumerate(self._rows):
             if ADVANTAGES in one.told and not of_tokens:
                 raise ReplayError(

@@ -34,12 +34,10 @@ class Files:
 
     Args:
         session ([`Session`]): Or that of an asynchronous trainer.
-        as_trl (`Callable`): Gives a batch of this trainer in TRL's layout.
     """
 
-    def __init__(self, session: Any, as_trl: Callable[[Any, Batch], Batch] = lambda trainer, batch: batch) -> None:
+    def __init__(self, session: Any) -> None:
         self._session = session
-        self._as_trl = as_trl
         self._components = session.components
         self._buffer = session.components.buffer
         self._config = session.components.settings.config
@@ -157,7 +155,7 @@ class Files:
         scope = range(len(groups)) if self._components.scope.one_buffer else range(first, first + each)
         enters = [offers and number < len(piece) for number in scope]
         computes = not all(map(_has_logps, piece))
-        rollouts = Rollouts(trainer, rows, self._components.fields)
+        rollouts = Rollouts(trainer, rows, self._components)
         before = tasks.of_rows, session.step.judge.rewards
         tasks.of_rows = np.array([one.task for one in rows], np.int64)
         session.step.judge.rewards = []
@@ -175,7 +173,9 @@ class Files:
         try:
             with compat.unnoticed(trainer, {**rollouts.instead, compat.REWARDS: rewards}):
                 inputs = [copy.deepcopy(one.inputs) for one in rows]
-                scored = self._as_trl(trainer, getattr(type(trainer), compat.SCORE)(trainer, inputs))
+                scored = self._components.layout.incoming(
+                    trainer, getattr(type(trainer), compat.SCORE)(trainer, inputs)
+                )
                 self._run(lambda: rollouts.check(scored))
                 batches: list[Batch] = []
                 self._run(lambda: batches.append(rollouts.complete(scored, computes)))
@@ -229,3 +229,6 @@ def _digest(groups: Sequence[RolloutGroup]) -> int:
     rows = [one for group in groups for one in group]
     told = [[one.task, one.prompt_ids, one.completion_ids, one.mask, one.told] for one in rows]
     return hashed(*map(encoded, told), *(encoded([one.rewards, one.advantage, one.masked]) for one in rows))
+
+
+make_files = Files

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...reporting import Advisor
 from .outcome import Outcome
-from .rules import RULES, what_to_change
+from .rules import RULES, healthy_before, what_to_change
 from .run import Run
 
 
-class RunAdvisor:
+class RunAdvisor(Advisor):
     """The [`Advisor`] of every session."""
 
     def frame(
@@ -31,3 +32,10 @@ class RunAdvisor:
         (rule,) = (rule for rule in RULES if rule.name == "masked rows")
         applies = rule.applies({**settings, "masked replayed rows": 1.0})
         return rule.told(settings).replace("`", "") if applies else ""
+
+    def healthy_before(self, history: Sequence[Mapping[str, Any]]) -> float | None:
+        """Return the last logged step before a collapse that goes on."""
+        return healthy_before(history)
+
+
+make_advisor = RunAdvisor

@@ -11,7 +11,9 @@ import torch
 from ... import compat
 from ...compat import OLD_LOGPS, REF_LOGPS
 from ...errors import ContractError
+from . import contract
 from . import loss as unsloth
+from .left_packed import left_packed
 
 PROMPTS, COMPLETIONS = (4, 1, 2), (3, 2, 1)
 """Lengths of the made-up rows: every prompt has another padding."""
@@ -27,8 +29,6 @@ def check_layout(trainer: Any) -> None:
     Raises:
         ContractError: Names what is otherwise.
     """
-    if not compat.is_unsloth(trainer):
-        return
     with _aside(trainer):
         seen, loss, batch = _try(trainer)
         differing = [*_differences(trainer, batch, seen)]
@@ -37,7 +37,7 @@ def check_layout(trainer: Any) -> None:
     if differing:
         raise ContractError(
             f"Unsloth's loss is not laid out as in the releases that replay was tested with: {'; '.join(differing)}. "
-            f"Install one of these ({compat.UNSLOTH_TESTED}), or train without replay (use_replay=False)."
+            f"Install one of these ({contract.UNSLOTH_TESTED}), or train without replay (use_replay=False)."
         )
 
 
@@ -70,7 +70,7 @@ def _try(trainer: Any) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     laid_out = unsloth.as_unsloth(trainer, batch)
     laid_out |= unsloth.packed(trainer, laid_out)
     with unsloth.applied(trainer, apply), trainer.compute_loss_context_manager():
-        loss = getattr(trainer, compat.UNSLOTH_LOSS)(trainer.model, laid_out)
+        loss = getattr(trainer, contract.UNSLOTH_LOSS)(trainer.model, laid_out)
     return seen, loss, batch
 
 
@@ -101,9 +101,9 @@ def _made_up(trainer: Any) -> dict[str, Any]:
 def _differences(trainer: Any, batch: dict[str, Any], seen: dict[str, Any]) -> Iterator[str]:
     """Yield what is not where we would look for it."""
     if not seen:
-        yield f"{compat.UNSLOTH_APPLIED} was not called"
+        yield f"{contract.UNSLOTH_APPLIED} was not called"
         return
-    places, ids = compat.left_packed(trainer, batch), batch["completion_ids"]
+    places, ids = left_packed(trainer, batch), batch["completion_ids"]
     width = ids.size(1) + places.most
     of_tokens = {name: value for name, value in seen.items() if torch.is_tensor(value)}
     if any(value.shape != (len(ids), width) for value in of_tokens.values()):

@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
-from ... import compat
-from ...compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS, UNSLOTH_LEFT_PAD
+from ...compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ...data.types import Batch
 from ...errors import BatchError
 from ...loss.tap import Tap
+from ...session import Session
+from . import contract
+from .left_packed import left_packed
 
 TEXT = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
 """Keys of a batch of texts; log-probs and Unsloth's own key may come with them."""
@@ -41,15 +43,13 @@ class ScaledGradient(torch.autograd.Function):
 
 
 def as_trl(trainer: Any, batch: Batch) -> Batch:
-    """The batch that Unsloth scored, laid out as TRL's; another trainer's as it is.
+    """The batch that Unsloth scored, laid out as TRL's.
 
     Raises:
         BatchError: It holds something that replay was not tested with in this layout.
     """
-    if not compat.is_unsloth(trainer):
-        return batch
     for key in batch:
-        if key not in TEXT | {OLD_LOGPS, REF_LOGPS, UNSLOTH_LEFT_PAD} and batch[key] is not None:
+        if key not in TEXT | {OLD_LOGPS, REF_LOGPS, contract.UNSLOTH_LEFT_PAD} and batch[key] is not None:
             raise BatchError(
                 f"Unsloth's batch holds {key!r}, with which replay was not tested there: train on plain text and "
                 "without Unsloth's own switches, or without replay (use_replay=False)."
@@ -59,25 +59,21 @@ def as_trl(trainer: Any, batch: Batch) -> Batch:
             "Replay was not tested with Unsloth's trainer and an advantage for each token: give rows one each, or "
             "train without replay (use_replay=False)."
         )
-    places = compat.left_packed(trainer, batch)
-    batch = {key: value for key, value in batch.items() if key != UNSLOTH_LEFT_PAD}
+    places = left_packed(trainer, batch)
+    batch = {key: value for key, value in batch.items() if key != contract.UNSLOTH_LEFT_PAD}
     return {**batch, **{key: places.unpack(value.clone()) for key, value in _packable(batch).items()}}
 
 
 def as_unsloth(trainer: Any, batch: Batch) -> Batch:
     """The composed batch with Unsloth's own key. Its log-probs are packed in the loss."""
-    if not compat.is_unsloth(trainer):
-        return batch
     rows = len(batch["prompt_ids"])
-    return {**batch, UNSLOTH_LEFT_PAD: torch.full((rows, 1), compat.left_packed(trainer, batch).most)}
+    return {**batch, contract.UNSLOTH_LEFT_PAD: torch.full((rows, 1), left_packed(trainer, batch).most)}
 
 
 def packed(trainer: Any, micro: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """A micro-batch's old and reference log-probs as Unsloth's loss reads them, which takes M from their width."""
-    if not compat.is_unsloth(trainer):
-        return {}
-    places = compat.left_packed(trainer, micro)
-    of_batch = micro.get(UNSLOTH_LEFT_PAD)
+    places = left_packed(trainer, micro)
+    of_batch = micro.get(contract.UNSLOTH_LEFT_PAD)
     width = micro["completion_ids"].size(1) + (places.most if of_batch is None else int(of_batch.max()))
     return {key: places.pack(value, width) for key, value in _packable(micro).items()}
 
@@ -89,13 +85,27 @@ def _packable(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 @contextmanager
 def applied(trainer: Any, apply: Callable[..., Any]) -> Iterator[None]:
     """Have Unsloth's loss call `apply(stock, *args)` in the place of its own `apply`."""
-    names = compat.unsloth_names(type(trainer))
-    stock = names[compat.UNSLOTH_APPLIED]
-    names[compat.UNSLOTH_APPLIED] = SimpleNamespace(apply=partial(apply, stock.apply))
+    names = contract.unsloth_names(type(trainer))
+    stock = names[contract.UNSLOTH_APPLIED]
+    names[contract.UNSLOTH_APPLIED] = SimpleNamespace(apply=partial(apply, stock.apply))
     try:
         yield
     finally:
-        names[compat.UNSLOTH_APPLIED] = stock
+        names[contract.UNSLOTH_APPLIED] = stock
+
+
+def around(
+    session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """What the seam puts around Unsloth's loss."""
+
+    def plain(micro: Any) -> Any:
+        return stock(model, micro, *args, **kwargs)
+
+    tap = session.step.tap
+    if not tap.opens(inputs, trainer.model.training):
+        return plain(inputs)
+    return tap.loss(tapped(tap, trainer, plain), inputs)
 
 
 def tapped(tap: Tap, trainer: Any, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -105,7 +115,7 @@ def tapped(tap: Tap, trainer: Any, stock: Callable[[Any], Any]) -> Callable[[Any
         micro = tap.reading
         assert micro is not None
         micro.batch = batch = dict(inputs)
-        places = compat.left_packed(trainer, batch)
+        places = left_packed(trainer, batch)
         as_trls = _packable(batch)
         batch.update(packed(trainer, batch))
         batch["completion_mask"] = batch["completion_mask"] * places.real  # as Unsloth's own mask, made of ids

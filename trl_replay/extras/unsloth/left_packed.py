@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+
+from ... import compat
 
 
 class LeftPacked:
@@ -37,3 +42,8 @@ class LeftPacked:
         packed = values.new_zeros(len(values), width)
         packed[rows, width + self._from_end[rows, places]] = values[rows, places]
         return packed
+
+
+def left_packed(trainer: Any, batch: Mapping[str, Any]) -> LeftPacked:
+    """Return where Unsloth has the log-probs of this batch's completions."""
+    return LeftPacked(batch["prompt_ids"], batch["completion_ids"], compat.tokenizer(trainer).pad_token_id)

@@ -1,0 +1,68 @@
+"""Everything that trl_replay relies on in Unsloth's trainer: the tested releases, and the names that are used."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from ...compat import UNTESTED_VARIABLE
+
+UNSLOTH = "UnslothGRPOTrainer"
+"""The class that Unsloth generates from TRL's source and puts in its place; it is no subclass."""
+UNSLOTH_TESTED = {"unsloth": SpecifierSet("==2026.10.9"), "unsloth_zoo": SpecifierSet("==2026.10.9")}
+UNSLOTH_TESTED_TRL = SpecifierSet(">=1.14.2,<1.16")
+UNSLOTH_LOSS = "compute_loss"  # is its loss: LOSS is never called, and LOGPS returns nothing there
+UNSLOTH_APPLIED = "UnslothEfficientGRPO"  # its apply gets the policy's log-probs, and all that stands next to them
+UNSLOTH_FORWARD = "grpo_accumulated_loss"  # looks UNSLOTH_APPLIED up in its module, and calls it
+UNSLOTH_PARAMETERS = (
+    "_new_logps", "_old_logps", "_ref_logps", "_sampling_per_token_logps", "lm_head", "_input_ids", "_mask",
+    "_advantages",
+)  # fmt: skip
+"""First parameters of UNSLOTH_APPLIED."""
+UNSLOTH_LEFT_PAD = "max_left_pad"
+"""Batch key of Unsloth's, `(B, 1)`: the most padding of a prompt."""
+UNSLOTH_SWITCHES = ("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "UNSLOTH_GRPO_LOSS_AGGREGATION",
+                    "UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD", "UNSLOTH_GRPO_ROLLOUT_RS",
+                    "UNSLOTH_GRPO_TRUNCATED_SUPPORT")  # fmt: skip
+"""Environment variables with which Unsloth's loss is another one."""
+
+
+def is_unsloth(trainer: Any) -> bool:
+    """Return whether Unsloth has generated this trainer's class, or one that it is a subclass of."""
+    return any(base.__name__ in (UNSLOTH, f"_{UNSLOTH}") for base in type(trainer).__mro__)
+
+
+def unsloth_names(trainer_class: type) -> dict[str, Any]:
+    """The global names of the module that Unsloth generated: its loss looks up there what it calls."""
+    generated = next(base for base in trainer_class.__mro__ if base.__name__ in (UNSLOTH, f"_{UNSLOTH}"))
+    names: dict[str, Any] = inspect.unwrap(getattr(generated, UNSLOTH_LOSS)).__globals__
+    return names
+
+
+def unsloth_problems(trainer_class: type) -> list[str]:
+    """Return why replay has not been tested with a class that Unsloth generated."""
+    problems = []
+    for name, tested in {**UNSLOTH_TESTED, "trl": UNSLOTH_TESTED_TRL}.items():
+        installed = _release_of(name)
+        if not tested.contains(installed, prereleases=True) and os.environ.get(UNTESTED_VARIABLE) != "1":
+            problems.append(f"replay was tested with {name} {tested} and Unsloth's trainer, not with {installed}")
+    names = unsloth_names(trainer_class)
+    forward = getattr(names.get(UNSLOTH_FORWARD), "__globals__", None)
+    if forward is not names or UNSLOTH_APPLIED not in names:
+        problems.append(f"Unsloth's loss does not call {UNSLOTH_FORWARD} and {UNSLOTH_APPLIED} of its own module")
+        return problems
+    parameters = tuple(inspect.signature(names[UNSLOTH_APPLIED].forward).parameters)[1:]
+    if parameters[: len(UNSLOTH_PARAMETERS)] != UNSLOTH_PARAMETERS:
+        problems.append(f"{UNSLOTH_APPLIED} takes {parameters}, not {UNSLOTH_PARAMETERS} first")
+    return problems
+
+
+def _release_of(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "0"
