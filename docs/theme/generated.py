@@ -215,7 +215,7 @@ def _presets() -> Iterator[Preset]:
             yield from plugin.trl_replay_presets()
 
 
-BUILT_IN = {"sample_efficient": "replay-iterations.md", "second_run": "howto/have-completions.md"}
+BUILT_IN = {"sample_efficient": "replayed-groups.md", "second_run": "files.md"}
 """The presets of the package, with the page on each."""
 PRESETS = {
     preset.name: preset for preset in sorted(_presets(), key=lambda preset: [*BUILT_IN, *METHODS].index(preset.name))
