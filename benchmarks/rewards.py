@@ -2,7 +2,7 @@
 
     pip install --no-deps reasoning-gym==0.1.25     # and what its data sets import; see real_model.py
     python benchmarks/rewards.py                    # three minutes of a core
-    python benchmarks/rewards.py --write            # and the table of docs/howto/several-rewards.md
+    python benchmarks/rewards.py --write            # and the table of benchmarks/reports/rewards.md
 
 Of each data set, `ENTRIES` entries score their own answer, an empty one, nonsense, and other entries' answers.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 from isolated import isolated
 
-PAGE = Path(__file__).parents[1] / "docs" / "howto" / "several-rewards.md"
+PAGE = Path(__file__).parent / "reports" / "rewards.md"
 BEGIN, END = "<!-- from benchmarks/rewards.py -->", "<!-- end of benchmarks/rewards.py -->"
 ENTRIES, NONSENSE = 40, "xq zv"
 NEARLY_ALL = 0.9
@@ -97,7 +97,7 @@ def others() -> dict[str, str]:
 def main() -> int:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/howto/several-rewards.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/reports/rewards.md")
     options = parser.parse_args()
     sys.modules.setdefault("pycosat", ModuleType("pycosat"))  # imported for its zebra puzzles alone
     from reasoning_gym.factory import DATASETS

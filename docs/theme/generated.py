@@ -1,4 +1,4 @@
-"""What pages have from the code: settings, commands, presets, rules, and public names. Imports no mkdocs.
+"""What pages have from the code: settings, commands, and presets. Imports no mkdocs.
 
     python docs/theme/generated.py    # or `make pages`: writes it between the marks of the pages, such as
                                       # <!-- settings --> and <!-- /settings -->
@@ -8,7 +8,6 @@ The site also gets a page for each preset, which is in no file: on a site that s
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import os
 import re
@@ -29,11 +28,9 @@ import trl_replay_curricula  # noqa: E402
 from trl_replay_papers import METHODS  # noqa: E402
 from trl_replay_papers.cards import parsed  # noqa: E402
 
-import trl_replay  # noqa: E402
 from trl_replay import Preset, ReplayConfig, run  # noqa: E402
 from trl_replay.base.validation import STRATEGY_KINDS  # noqa: E402
 from trl_replay.cli.commands import RUN, parser  # noqa: E402
-from trl_replay.extras.outcome.rules import RULES, Rule  # noqa: E402
 from trl_replay.strategies import Builtin  # noqa: E402
 
 MARKED = re.compile(r"^<!-- (\w+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
@@ -129,48 +126,6 @@ def _sets(preset: Preset) -> str:
     return ", ".join(f"`{name}={_literal(value)}`" for name, value in preset.settings.items())
 
 
-def rules() -> str:
-    """A table of what is advised, and when."""
-    return "\n".join(["| when | change | |", "|---|---|---|", *map(_rule, RULES)])
-
-
-def _rule(rule: Rule) -> str:
-    when = "; ".join(rule.when).replace(" | ", " or ")
-    return f"| {when} | {rule.told({})} | [why]({rule.section}) |"
-
-
-def names() -> str:
-    """A table of the public names, in the order of the pages that describe them."""
-    pages = {page.name: page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md"))}
-    pages.pop("index.md")
-    rows = {}
-    for name in trl_replay.__all__:
-        places = [page for page, text in pages.items() if re.search(rf"(?:::: |`)trl_replay\.{name}\b", text)]
-        rows[name] = f"| [`{name}`]({places[0]}) | {_summary(name)} |"
-    return "\n".join(["| name | what it is |", "|---|---|", *rows.values()])
-
-
-def _summary(name: str) -> str:
-    """The first sentence of a public name's docstring, without importing what needs torch."""
-    for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names} and node.level:
-            body = ast.parse((PACKAGE / f"{str(node.module).replace('.', '/')}.py").read_text()).body
-            found = FIRST.match(" ".join(_docstring(body, name).partition("\n\n")[0].split()))
-            assert found, name
-            return re.sub(r"\[(`[^`]+`)\]", r"\1", found[0].rstrip(":")).replace("|", r"\|")
-    raise KeyError(name)
-
-
-def _docstring(body: list[ast.stmt], name: str) -> str:
-    """Of a class, a function, or a value, whose docstring follows it."""
-    for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return ast.get_docstring(node) or ""
-        if isinstance(node, ast.Assign) and name in {ast.unparse(target) for target in node.targets}:
-            return ast.literal_eval(after.value) if isinstance(after, ast.Expr) else ""
-    return ""
-
-
 def method_pages() -> dict[str, str]:
     """A page for each preset by its path in docs/."""
     return {f"methods/{name}.md": _method(preset) for name, preset in PRESETS.items()}
@@ -215,12 +170,12 @@ def _presets() -> Iterator[Preset]:
             yield from plugin.trl_replay_presets()
 
 
-BUILT_IN = {"sample_efficient": "replay-iterations.md", "second_run": "howto/have-completions.md"}
+BUILT_IN = {"sample_efficient": "replayed-groups.md", "second_run": "files.md"}
 """The presets of the package, with the page on each."""
 PRESETS = {
     preset.name: preset for preset in sorted(_presets(), key=lambda preset: [*BUILT_IN, *METHODS].index(preset.name))
 }
-PARTS = {"settings": settings, "commands": commands, "presets": presets, "rules": rules, "names": names}
+PARTS = {"settings": settings, "commands": commands, "presets": presets}
 
 
 def pages() -> dict[Path, str]:

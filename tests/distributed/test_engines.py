@@ -20,7 +20,7 @@ from launches import LIMIT, RANKS, Launches, assert_same_training
 from scripted import build, mixed, run
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "scopes.md").read_text()
+PAGE = (ROOT / "docs" / "processes.md").read_text()
 DEEPSPEED = Path(os.environ.get("TRL_REPLAY_ENGINES") or Path(sys.prefix, "engines"))
 """DeepSpeed has a folder of its own, which `make test` makes: accelerate imports it wherever it finds it."""
 ENGINES = {

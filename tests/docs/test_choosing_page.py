@@ -1,4 +1,4 @@
-"""docs/choosing.md and the pages that it leads to keep up with the code: every example can be used."""
+"""docs/by-symptom.md and the pages that it leads to keep up with the code: every example can be used."""
 
 import ast
 import re
@@ -14,8 +14,8 @@ from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_trainer
 
 DOCS = Path(__file__).parents[2] / "docs"
-CHOOSING = (DOCS / "choosing.md").read_text()
-OTHERS = "".join((DOCS / name).read_text() for name in ("dynamic-sampling.md", "row-mixing.md"))
+CHOOSING = (DOCS / "by-symptom.md").read_text()
+OTHERS = "".join((DOCS / name).read_text() for name in ("dynamic-sampling.md", "replayed-groups.md"))
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", OTHERS, re.MULTILINE | re.DOTALL)
 
 
@@ -33,7 +33,7 @@ def settings_in(text):
 
 
 def test_every_setting_of_the_decision_table_can_be_used():
-    section = re.search(r"^## A decision table\n(.*?)^## ", CHOOSING, re.MULTILINE | re.DOTALL)[1]
+    section = re.search(r"^### A decision table\n(.*?)^### ", CHOOSING, re.MULTILINE | re.DOTALL)[1]
     examples = settings_in(section)
     assert len(examples) > 5
     for name, value in examples:

@@ -80,7 +80,7 @@ def train(local, *arguments, start=fork):
 
 def test_grpo_replay_trains_replays_and_saves_from_yaml_and_flags(local):
     out = train(local, "--replay_evictor", "fifo", start=run)
-    assert "replay: 4 of 64 groups, 4 of 8 replaced;" in out
+    assert "replay: 2 of 64 groups, 0 of 4 replaced, 4 drawn in further updates;" in out
     assert (local / "run" / "model.safetensors").exists()
 
 

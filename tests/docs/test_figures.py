@@ -47,7 +47,7 @@ TABLES = [
     ("papers", "papers_report", lambda report: report.tables(results_of("papers")).values()),
     ("costs", "overhead", lambda bench: [bench.size_table(results_of("overhead_tables")["checks"])]),
     ("costs", "long", lambda bench: [bench.table(results_of("long"))]),
-    ("efficiency preset docs/howto/several-rewards", "efficiency_report",
+    ("efficiency preset docs/several-rewards", "efficiency_report",
      lambda report: report.tables(efficiency())),
     ("when_it_pays", "when_it_pays", lambda study: [study.to_the_goal(study.finished())]),
     ("when_it_pays", "when_it_pays_report", of_what_tells),

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 DOCS = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists()) / "docs"
-PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "outreach"]
+PAGES = sorted(DOCS.rglob("*.md"))
 GENERATED = re.compile(r"^<!-- ([\w: ]+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 WRITTEN = {path.relative_to(DOCS).as_posix(): GENERATED.sub("", path.read_text()) for path in PAGES}
 WORDS = {page: len(re.findall(r"\S*\w\S*", text)) for page, text in WRITTEN.items()}
 """With a letter or a digit: the borders of tables are none. What is generated is not counted."""
 IN_ALL = 25_500
-A_PAGE = 1_500
+A_PAGE = 1_750
 REFERENCE = {"compatibility.md", "hooks.md", "metrics.md", "reference/settings.md", "reference/strategies.md"}
 """Pages to look things up in."""
 

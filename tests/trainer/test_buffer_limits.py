@@ -99,7 +99,7 @@ def test_numpy_numbers_and_a_huge_capacity_are_fine(tmp_path: Any) -> None:
 
 
 def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_path: Path) -> None:
-    """What a group weighs is on docs/scopes-inside.md."""
+    """What a group weighs is on docs/processes.md#what-processes-exchange."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=2)
     session = trl_replay.attach(trainer, replay_scope="gathered")
     told: dict[str, set[int]] = {"share": set(), "agree": set()}

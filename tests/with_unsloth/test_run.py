@@ -10,6 +10,7 @@ from typing import Any
 
 import unsloth_replay
 from real_unsloth import PLAIN, dressed
+from trl import GRPOConfig
 
 from trl_replay.testing import make_model, make_tokenizer
 
@@ -54,5 +55,10 @@ def test_a_command_whose_trainer_is_refused_ends_with_a_message_that_names_it(tm
 def test_the_example_trains_and_replays(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     settings: dict[str, Any] = {**PLAIN, "use_cpu": True, "bf16": False, "per_device_train_batch_size": 8}
-    session = unsloth_replay.train(dressed(make_model(tokenizer)), tokenizer, str(tmp_path), max_steps=6, **settings)
-    assert session.totals.batches == 6
+    args = GRPOConfig(str(tmp_path), **{**settings, "num_iterations": 2, "beta": 0.1, "max_steps": 6})
+    model = make_model(tokenizer)
+    model.save_pretrained(tmp_path / "model")
+    model.config._name_or_path = str(tmp_path / "model")  # where TRL loads the reference model from
+    session = unsloth_replay.train(dressed(model), tokenizer, args)
+    assert session.totals.batches == 3
+    assert unsloth_replay.is_product([" 3 * 4", "2 * 7"], [12, 12]) == [1.0, 0.0]

@@ -48,7 +48,8 @@ groups of the file that were used least, in passes.
 
 It needs `replay_warm_start`, and of GRPOConfig `num_iterations` and `max_steps` both set to the number of updates.
 `replay_correction="imitation"` trains on the successes alone, as TRL's SFTTrainer does, which learned as much where
-answers are right or wrong; with `"ratio"` the run ends lower. docs/howto/have-completions.md has the steps.
+answers are right or wrong; with `"ratio"` the run ends lower. The steps:
+docs/files.md#you-have-completions-already.
 """
 
 

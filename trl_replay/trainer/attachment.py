@@ -119,7 +119,7 @@ def detach(trainer: Any) -> None:
     """Take the seam off again: the trainer's methods are its class's, bit for bit as before.
 
     Call it on every process. From a callback, in the midst of training on several processes, it acts at the next
-    generation batch or at the end of training, whichever comes first: see docs/scopes-inside.md.
+    generation batch or at the end of training, whichever comes first: see docs/processes.md#what-processes-exchange.
 
     Raises:
         AttachError: It is no trainer, nothing is attached, or something was patched on top since; nothing is changed

@@ -132,7 +132,7 @@ NOTHING_ELSE_HELPS = ("no gradient", "cut off", "evaluation falls", "collapse", 
 LED_THERE = ("no correction", "overused")
 COMPARE, RULE = "when-replay-pays.md#before-you-compare", "when-replay-pays.md#the-rule"
 SAMPLING, PAPERS = "evidence.md#dynamic-sampling", "evidence.md#methods-of-papers"
-TOY, SEVERAL = "evidence.md#tiny-models", "howto/several-rewards.md#what-was-measured"
+TOY, SEVERAL = "evidence.md#tiny-models", "several-rewards.md#what-was-measured"
 RULES = (
     Rule(
         "no gradient",
@@ -231,7 +231,7 @@ RULES = (
         ("groups right from the first step ≥ 0.9", "all right groups ≥ 0.9 | groups at the highest reward ≥ 0.9"),
         "Nearly all completions got the best reward from the first step on: the function may pay anything. Score a "
         "nonsense text and another prompt's answer with it before you judge anything else.",
-        "howto/several-rewards.md#what-libraries-pay",
+        "several-rewards.md#what-libraries-pay",
     ),
     Rule(
         "narrow clip",
@@ -555,7 +555,7 @@ def advise(outcome: Outcome) -> list[Advice]:
         Advice(
             f"{name}={run.settings[name]!r} left {run.held_back[name]} of {of} slots that could have been filled",
             f"A limit holds replay back: raise {name}, or leave it out.",
-            "docs/choosing.md",
+            "docs/by-symptom.md#which-settings-for-which-run",
         )
         for name, of in slots.items()
         if run.held_back[name] >= HELD_BACK * of
