@@ -42,10 +42,9 @@ BROAD = "trainer/test_replayed_groups.py"
 """What runs for every module, after the files that are named after it."""
 ALSO = {
     "batch/compose.py": ("unit/test_groups_as_tensors.py", "unit/test_candidates.py"),
-    "generation/group_layout.py": ("unit/test_generation_reports.py",),
-    "generation/merging.py": ("trainer/test_generation_rounds.py",),
-    "generation/trainer_log.py": ("trainer/test_completions_table.py",),
-    "loss/micro_batch.py": ("trainer/test_loss_denominator.py", "trainer/test_loss_tap.py"),
+    "generation/prompts.py": ("unit/test_generation_reports.py",),
+    "generation/reports.py": ("trainer/test_generation_rounds.py",),
+    "generation/rounds.py": ("trainer/test_completions_table.py",),
     "strategies/treatments.py": ("trainer/test_loss_denominator.py", "trainer/test_plan_hook.py"),
     "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": (
@@ -58,7 +57,7 @@ ALSO = {
     "distributed/communicator.py": ("unit/test_groups_as_tensors.py", "distributed/test_mixing_ranks.py"),
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/fresh_batch.py": ("trainer/test_mixing.py",),
-    "generation/generated.py": ("trainer/test_generation_rounds.py",),
+    "generation/judge.py": ("trainer/test_generation_rounds.py",),
     "distributed/row_layout.py": (
         "trainer/test_buffer_limits.py",
         "unit/test_mixing.py",
@@ -68,12 +67,17 @@ ALSO = {
     "step/training_batch.py": ("trainer/test_mixing.py", "trainer/test_loss_denominator.py"),
     "buffer/store.py": ("unit/test_evictors.py", "trainer/test_buffer_limits.py"),
     "buffer/replay_buffer.py": ("trainer/test_buffer_limits.py", "trainer/test_step_decisions.py"),
-    "buffer/rules.py": ("unit/test_replay_buffer.py",),
-    "loss/denominator.py": ("trainer/test_loss_denominator.py", "trainer/test_replay_iterations.py"),
+    "buffer/rules.py": ("unit/test_replay_buffer.py", "unit/test_rate_limiter.py"),
+    "loss/bounds.py": ("unit/test_gates.py", "trainer/test_loss_bounds.py"),
+    "loss/micro_batch.py": (
+        "trainer/test_loss_denominator.py",
+        "trainer/test_loss_tap.py",
+        "trainer/test_replay_iterations.py",
+    ),
+    "loss/stats.py": ("trainer/test_fresh_metrics.py",),
     "session.py": ("trainer/test_session.py",),
     "step/step.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
-    "loss/handshake.py": ("trainer/test_subclasses.py", "trainer/test_users_losses.py"),
-    "loss/inserted.py": ("trainer/test_users_losses.py", "trainer/test_attachment.py"),
+    "loss/inserted.py": ("trainer/test_subclasses.py", "trainer/test_users_losses.py", "trainer/test_attachment.py"),
     "loss/supply.py": (
         "trainer/test_loss_tap.py",
         "trainer/test_loss_corrections.py",
@@ -140,7 +144,7 @@ NAMED = (
         "            batch = dict(inputs)", "            batch = inputs",
     ),
     Named(
-        "a loss that reads its advantages too early is not seen", "loss/handshake.py",
+        "a loss that reads its advantages too early is not seen", "loss/inserted.py",
         "lost += [ADVANTAGES] if gradient is None else []", "lost += []",
     ),
     Named(
@@ -156,7 +160,7 @@ NAMED = (
         "self.session.components.errors.check_due()", "pass",
     ),
     Named(
-        "a resumed rate limiter has drawn nothing", "buffer/rate_limiter.py",
+        "a resumed rate limiter has drawn nothing", "buffer/rules.py",
         '"inserted", "drawn", "seen"', '"inserted", "seen"',
     ),
     Named(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import compat
-from .base.sizes import counted
+from .base.text import counted
 from .batch.group_view import dead_by_function
 from .built_in import ask_built_in
 from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, drop_zeros, metrics, own_metrics
@@ -18,9 +18,8 @@ from .data.counters import log as put_into_log
 from .data.types import Context
 from .generation.judge import doubt_of
 from .protocols import Scope
-from .setup.components import Components
 from .setup.config import ReplayConfig
-from .setup.settings import Settings
+from .setup.settings import Components, Settings
 
 TOLD = 1e-3
 """A token's noise in nats from which on it is told."""

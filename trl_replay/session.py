@@ -11,24 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from . import compat
-from .base.sizes import counted
+from .base.text import counted
 from .built_in import BUILT_IN, ask_built_in
 from .data.prompt_table import PromptTable
 from .data.types import Entry
-from .distributed.decision import DETACHED, PAUSED, RUNS
-from .distributed.roll_call import roll_call_of
+from .distributed.agreement import roll_call_of
+from .distributed.row_layout import DETACHED, PAUSED, RUNS
 from .errors import ReplayError
-from .generation.trainer_log import add_column, take_column
-from .loss.bounds import Noise
-from .loss.means import Means, fetch_sums
+from .generation.rounds import add_column, take_column
+from .loss.bounds import Means, Noise, fetch_sums
 from .loss.micro_batch import ROWS
-from .loss.off_policy_stats import MaskWatch
+from .loss.stats import MaskWatch
 from .protocols import Scope, SessionFiles
 from .reporting import Advisor, Reporting
-from .setup.components import Components
 from .setup.config import ReplayConfig
-from .setup.settings import Settings
-from .step.carry import StepCarry
+from .setup.settings import Components, Settings
+from .step.fresh_batch import StepCarry
 from .step.step import Step
 
 NOT_ATTACHED = "Groups can be added to the buffer of an attached session only: attach(trainer).add(…)."

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .checkpoint.discovery import FOLDER
 from .checkpoint.format import PLUGINS, rank_folder
-from .checkpoint.save_id import FOLDER
 from .data.plan import EDITABLE, FRESH, Plan
 from .data.prompt_table import PromptTable
 from .data.table import COLUMNS, ROW_COLUMNS, Table

@@ -8,7 +8,7 @@ from batches import EXTRA, KEYS, PAD, SIZE, make_batch, place, rows_of
 from hypothesis import given, settings
 
 from trl_replay import BatchError, ConfigurationError, FieldSpec
-from trl_replay.base.plain import in_json
+from trl_replay.base.text import in_json
 from trl_replay.batch.compose import compose, cut, join, row_lengths
 from trl_replay.data.fields import FieldTable
 

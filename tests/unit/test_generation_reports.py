@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from trl_replay import SeamError
 from trl_replay.distributed.row_layout import RowLayout
-from trl_replay.generation.group_layout import GroupLayout
-from trl_replay.generation.merging import KEPT, Generated
-from trl_replay.generation.prompts import ANY
-from trl_replay.generation.reports import Reports
+from trl_replay.generation.prompts import ANY, GroupLayout
+from trl_replay.generation.reports import KEPT, Generated, Reports
 
 KEYS = 2**62 + 12345
 

@@ -15,8 +15,7 @@ import trl_replay
 from trl_replay.compat import OLD_LOGPS
 from trl_replay.extras.unsloth import layout
 from trl_replay.extras.unsloth import loss as unsloth
-from trl_replay.extras.unsloth.contract import UNSLOTH_LEFT_PAD
-from trl_replay.extras.unsloth.left_packed import LeftPacked
+from trl_replay.extras.unsloth.contract import UNSLOTH_LEFT_PAD, LeftPacked
 from trl_replay.loss.micro_batch import MicroBatch
 from trl_replay.loss.tap import Tap
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 from ..errors import ConfigurationError
 from ..specs import Kind
 from .arguments import Named
-from .data_files import KINDS, are_paths, data_files
-from .sizes import parse_bytes
+from .files import KINDS, are_paths, data_files
+from .text import parse_bytes
 
 STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "scope", "correction")
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.generators import Generators
-from ..base.progress import Clock
+from ..base.progress import Clock, Generators
 from ..data.counters import HELD_BACK, Tally, Totals
 from ..data.prompt_table import PromptTable
 from ..data.rewards import RewardRule

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..base.sizes import format_bytes
+from ..base.text import format_bytes
 from ..data.fields import PIXELS
 from ..data.table import CORE, Table, lowest
 from ..data.types import Bools, Group, Ints

@@ -33,7 +33,7 @@ from ..data.rewards import RewardRule
 from ..data.types import OF_GROUPS, Group, Groups
 from ..errors import CheckpointError, MismatchError
 from ..serialization.groups import from_tensors, to_tensors
-from .save_id import FOLDER
+from .discovery import FOLDER
 
 FORMAT = 3
 STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (

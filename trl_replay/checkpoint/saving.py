@@ -14,12 +14,11 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from ..compat import checkpoint_folder
-from ..distributed.all_ranks import run_on_all_ranks
+from ..distributed.agreement import run_on_all_ranks
 from ..errors import CheckpointError, ReplayError, SeamError
 from ..protocols import AttachedSession
-from .discovery import numbered_checkpoints
+from .discovery import FOLDER, TRAINER_STATE, numbered_checkpoints, put_save_id
 from .format import RankState, rank_folder, scope_in
-from .save_id import FOLDER, TRAINER_STATE, put_save_id
 from .session_state import RankPart
 
 REMEDY = "To go on with an empty buffer, set replay_on_mismatch='empty'."

@@ -20,13 +20,12 @@ from ..errors import CheckpointError, MismatchError
 from ..generation.dataset_rows import Dataset
 from ..protocols import AttachedSession
 from ..setup import assembly
-from ..setup.components import Components
-from ..setup.settings import Settings
+from ..setup.settings import Components, Settings
 from ..strategies.scopes import SCOPES
 from . import format as files
+from .discovery import read_save_id
 from .format import Identity, RankState, plain
 from .reshard import TargetRank, reshard
-from .save_id import read_save_id
 
 IDENTITY_LABELS = {
     "tokenizer": "the tokenizer's fingerprint",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..base.validation import unusable
 from ..errors import ReplayError
-from .command import Command
+from .tables import Command
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

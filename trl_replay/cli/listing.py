@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnknownNameError
-from .command import Command
-from .tables import make_console, make_table, printable
+from .tables import Command, make_console, make_table, printable
 
 if TYPE_CHECKING:
     from ..registry import Plugin, Registry

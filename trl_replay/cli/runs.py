@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..base.validation import unusable
-from .command import Command
-from .tables import make_console, make_table, printable
+from .tables import Command, make_console, make_table, printable
 
 
 def _add_export_options(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +19,7 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from ..extras.files.export import of_checkpoint, write
-    from ..extras.outcome.logs import checkpoint_of
+    from ..extras.outcome.run import checkpoint_of
 
     count = write(options.out, of_checkpoint(checkpoint_of(options.checkpoint)))
     print(f"written: {options.out}, {count} completions")

@@ -1,14 +1,33 @@
-"""Tables, the console for them, and text that is safe to print."""
+"""The type of a command."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+
+class Command(NamedTuple):
+    """A subcommand.
+
+    Attributes:
+        name (`str`): As it is typed.
+        summary (`str`): One line of help.
+        add_options (`Callable`): Adds its options to a parser.
+        run (`Callable`): Runs it; returns the exit status.
+    """
+
+    name: str
+    summary: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
 
 ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of characters that a terminal acts on instead of showing them: controls, directions, halves of

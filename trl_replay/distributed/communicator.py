@@ -16,7 +16,7 @@ from ..data.tasks import task_of_group
 from ..data.types import Batch, Floats, Group
 from ..errors import SeamError
 from ..protocols import Agreement, Columns
-from ..setup.components import Components
+from ..setup.settings import Components
 from .agreement import (
     Message,
     decision_message,
@@ -26,8 +26,7 @@ from .agreement import (
     reason_of_modes,
     unpacked_bits,
 )
-from .decision import RUNS, Decision
-from .row_layout import MISSING, RowLayout
+from .row_layout import MISSING, RUNS, Decision, RowLayout
 
 Made = TypeVar("Made")
 Decided = TypeVar("Decided", bound=Decision)

@@ -1,9 +1,10 @@
-"""Determine dead groups among scored ones, and what a success is."""
+"""A generation batch, or a further round of it, once its groups are known."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,62 @@ from ..base.validation import pass_rate_of
 from ..batch.compose import fetch_batch
 from ..batch.group_view import rewards_of_batch, view
 from ..data.success import Success
-from ..data.types import Batch, Groups
+from ..data.types import Batch, Bools, Floats, Groups, Ints
 from ..distributed.row_layout import RowLayout
 from ..setup.assembly import rewards_in_words
-from ..setup.components import Components
-from ..setup.settings import Settings
-from .generated import Generated
+from ..setup.settings import Components, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A generation batch, or a further round of it, with its groups.
+
+    Attributes:
+        batch (`dict`): This process's rows, as TRL returned them.
+        rows ([`RowLayout`]): Where they lie, with the columns that the scope shares.
+        fresh ([`Groups`]): The groups that the scope shares, with what a plugin made of their advantages.
+        scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
+        generations (`tuple[Groups, ...]`): The groups of every generation that the batch took, those included that
+            were generated again for, or are left over.
+        refilled (`int`): How many of its groups are of further rounds.
+    """
+
+    batch: Batch
+    rows: RowLayout
+    fresh: Groups
+    scored: torch.Tensor
+    generations: tuple[Groups, ...]
+    refilled: int = 0
+
+    @classmethod
+    def unseen(cls, batch: Batch, rows: RowLayout) -> Generated:
+        """Return a batch whose groups are unavailable after an error, which all processes raise at their next
+        message."""
+        none = np.empty((0, rows.size))
+        flat = np.empty(0, np.int64)
+        whole = none.astype(np.int64)
+        groups = Groups(none[:, :, None], np.ones(1), none, whole, whole, flat.astype(bool), flat, flat)
+        return cls(batch, rows, groups, torch.empty(0, 1), ())
+
+    @property
+    def groups(self) -> Ints:
+        """Numbers of the groups that the scope shares, among all processes' groups."""
+        size = self.rows.size
+        first_rows = self.rows.columns["row"][::size]
+        return np.asarray(first_rows // size)
+
+    @property
+    def dead_here(self) -> Bools:
+        """Mask of the dead groups among those with rows on this process."""
+        return self.fresh.dead[self.rows.slots_here]
+
+    @property
+    def items_here(self) -> Floats:
+        """What each group's rows on this process add to `num_items_in_batch`."""
+        here = self.rows.here
+        groups = np.arange(here.start, here.stop) // self.rows.size
+        items = self.rows.columns["items"][here]
+        return np.asarray(np.bincount(groups - groups[0], items), np.float64)
 
 
 class Judge:

@@ -1,22 +1,59 @@
-"""Bounds on what a replayed token can do to an update, however far the policy has moved from it.
-
-A fresh token's importance ratio is 1, and its KL term is small, since the policy has just drawn it: a reference that
-finds it 20 times as likely meets fewer than one token in 20. Of a replayed token neither holds. PPO's clipping leaves
-the ratio of a negative advantage alone, so that its gradient grows with the ratio; the KL term's grows with
-exp(reference − log-prob), and where that is infinite and the ratio is 0, the gradient is NaN. Fresh rows keep the
-stock formulas as they are, and so do replayed ones within the bounds.
-"""
+"""Means, bounds, and gates: what the loss does with ratios, KL terms, and gradients of single rows."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from ..base.transfer import fetch
 from ..compat import LossForm
 from ..data.types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
-from .means import Means
+
+
+class Means:
+    """Sums and counts by the name of a metric."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, name: str, values: torch.Tensor | None, mask: torch.Tensor) -> None:
+        """Note values, of a number type or bool, where `mask`, bool of the same shape, is set; None if all are 0."""
+        count = mask.sum()
+        total = torch.zeros_like(count) if values is None else torch.where(mask, values.float(), 0.0).sum()
+        self._sums.setdefault(name, []).extend((total, count))
+
+    def take(self) -> dict[str, list[torch.Tensor]]:
+        """Return the sums since the last call, `()` each: of each name, totals and counts in turn."""
+        sums, self._sums = self._sums, {}
+        return sums
+
+    @staticmethod
+    def metrics(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return the means of what was taken, once it is fetched; none where nothing was seen."""
+        found = {}
+        for name, values in sums.items():
+            total, count = torch.tensor(values, dtype=torch.float32).view(-1, 2).sum(dim=0).tolist()
+            if count:
+                found[name] = total / count
+        return found
+
+
+def fetch_sums(taken: Sequence[Mapping[str, Sequence[torch.Tensor]]]) -> list[dict[str, list[float]]]:
+    """Fetch what several collectors have taken, in one copy from the device."""
+    lists = [sums for of_one in taken for sums in of_one.values()]
+    tensors = [tensor.reshape(-1) for sums in lists for tensor in sums]
+    if not tensors:
+        return [{} for _ in taken]
+    numbers = iter(fetch({0: torch.cat(tensors).double()})[0].tolist())
+    return [
+        {name: list(itertools.islice(numbers, sum(map(torch.numel, sums)))) for name, sums in of_one.items()}
+        for of_one in taken
+    ]
+
 
 RATIO_LIMIT = 20.0
 """Most that the importance ratio, or exp(reference − log-prob), multiplies a replayed token's gradient by.
@@ -183,3 +220,57 @@ def row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     total = (values * mask).sum(dim=1, keepdim=True)
     count = mask.sum(dim=1, keepdim=True)
     return total / count.clamp(min=1)
+
+
+@dataclass(slots=True)
+class Gates:
+    """`replay_weight` and `replay_max_weight`, on top of whatever the correction decided.
+
+    Attributes:
+        weight (`float`): Multiplies the policy term of replayed rows.
+        max_weight (`float`, *optional*): Most that a token's policy term is multiplied by: the ratio that the loss
+            forms to the old log-probs, before its own clipping, times all weights. With sequence-level importance
+            sampling the same for rows.
+        sequence_level (`bool`): Whether the loss forms one ratio a row.
+        means ([`Means`]): The share of replayed tokens (with sequence-level importance sampling, rows) whose weight
+            was capped.
+    """
+
+    weight: float = 1.0
+    max_weight: float | None = None
+    sequence_level: bool = False
+    means: Means = field(default_factory=Means)
+
+    def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
+        """Apply the gates to what the correction decided."""
+        weights = corrected.weights
+        if self.weight != 1.0:
+            given = rows.advantages.new_ones(len(rows.ages)) if weights is None else weights
+            weights = given * self.weight
+        if self.max_weight is not None:
+            weights = self._cap(rows, corrected.old_logps, weights, self.max_weight)
+        if weights is corrected.weights:
+            return corrected
+        return replace(corrected, weights=weights)
+
+    def _cap(
+        self, rows: ReplayedRows, old_logps: torch.Tensor, weights: torch.Tensor | None, most: float
+    ) -> torch.Tensor:
+        logs = rows.logps - old_logps
+        mask = rows.mask
+        of_tokens = weights is not None and weights.dim() == 2
+        if self.sequence_level:
+            logs = row_means(logs, mask)  # (R, 1)
+            if not of_tokens:
+                logs = logs.squeeze(1)
+                mask = mask.any(dim=1)
+        ratio = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        if weights is None:
+            weights = torch.ones_like(ratio)
+        elif weights.dim() < ratio.dim():
+            weights = weights.unsqueeze(1)
+        total = ratio * weights
+        over = (total > most) & mask
+        self.means.add("replay/capped_fraction", over, mask)
+        fitting = most / total
+        return weights * torch.where(over, fitting, torch.ones_like(total))

@@ -17,7 +17,7 @@ from ..data.types import Corrected, Placement, ReplayedRows
 from ..errors import ResultError, SeamError
 from .bounds import Bounds
 from .micro_batch import SILENT, MicroBatch
-from .off_policy_stats import OffPolicyStats
+from .stats import OffPolicyStats
 
 
 @dataclass(slots=True)

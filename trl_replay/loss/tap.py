@@ -23,11 +23,9 @@ from ..compat import LOSS, REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of
 from ..data.fields import ADVANTAGES
 from ..data.types import Placement
 from ..errors import SeamError
-from .denominator import Denominator
-from .fresh_stats import FreshStats
-from .handshake import Handshake
-from .inserted import LossClasses
-from .micro_batch import COMPOSED, ROWS, SILENT, WITHOUT_KL, MicroBatch, ReadNotes
+from .inserted import Handshake, LossClasses
+from .micro_batch import COMPOSED, ROWS, SILENT, WITHOUT_KL, Denominator, MicroBatch, ReadNotes
+from .stats import FreshStats
 from .supply import Placed, Supply
 
 PROMPTS, COMPLETIONS = "prompt_ids", "completion_ids"

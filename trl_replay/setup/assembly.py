@@ -9,23 +9,21 @@ from typing import Any, NamedTuple
 
 from .. import compat
 from ..buffer import ReplayBuffer, Rules
-from ..buffer.rate_limiter import RateLimiter, RateLimits
+from ..buffer.rules import RateLimiter, RateLimits
 from ..data.fields import FieldTable
 from ..data.prompt_table import PromptTable
 from ..data.success import Success
 from ..data.tasks import Tasks
 from ..errors import ConfigurationError
 from ..hooks import CheckedHooks
-from ..loss.bounds import Bounds
-from ..loss.gates import Gates
+from ..loss.bounds import Bounds, Gates
 from ..protocols import Stateful
 from ..registry import Plugin
 from ..specs import Kind
 from ..strategies.scopes import ProcessScope
 from ..strategies.treatments import treatments
-from .components import Components, OfLoss
 from .rehearsal import Rehearsal, rehearse
-from .settings import Settings
+from .settings import Components, OfLoss, Settings
 
 CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
 """Kinds of strategies that are called as functions."""

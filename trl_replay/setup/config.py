@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from ..base.arguments import Named
-from ..base.plain import in_json
-from ..base.sizes import parse_bytes
+from ..base.text import in_json, parse_bytes
 from ..base.validation import (
     ADAPTIVE,
     AUTO,

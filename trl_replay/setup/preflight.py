@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import compat
-from ..base.sizes import counted, format_bytes
-from ..buffer.rate_limiter import slots_within
+from ..base.text import counted, format_bytes
+from ..buffer.rules import slots_within
 from ..errors import RefusedError
 from ..protocols import Scope
 from ..strategies.selectors import ALWAYS_SHARE
-from .components import Components
 from .model_trial import Trial
-from .settings import Settings
+from .settings import Components, Settings
 
 TOKEN_BYTES = 8
 """Of a stored completion token at least: its id, and its log-prob."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..base.generators import global_generators_kept
+from ..base.progress import global_generators_kept
 from ..data.table import Table
 from ..data.types import NONE, Context, Groups, Ints, ReplayedRows
 from ..errors import ConfigurationError, HookError, ResultError

@@ -18,11 +18,9 @@ from ..data.counters import Tally
 from ..data.plan import EMPTY, Plan
 from ..data.rewards import RewardRule
 from ..data.types import Bools, Groups, Ints
-from ..distributed.decision import Admitted, Decision
-from ..distributed.row_layout import RowLayout
-from ..loss.handshake import Handshake
-from ..setup.components import Components
-from ..setup.settings import Settings
+from ..distributed.row_layout import Admitted, Decision, RowLayout
+from ..loss.inserted import Handshake
+from ..setup.settings import Components, Settings
 from .fresh_batch import FreshBatch
 from .mixing import Mixing
 

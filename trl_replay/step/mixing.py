@@ -19,8 +19,7 @@ from ..data.rewards import reward_noise
 from ..data.table import Table
 from ..data.types import NONE, Bools, Floats, Groups, Ints
 from ..errors import SeamError
-from ..setup.components import Components
-from ..setup.settings import Settings
+from ..setup.settings import Components, Settings
 from .fresh_batch import FreshBatch
 
 

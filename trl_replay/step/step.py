@@ -10,30 +10,26 @@ from functools import partial
 from typing import Any
 
 from .. import compat
-from ..base.weights import changes_in_place, fingerprint
+from ..base.transfer import changes_in_place, fingerprint
 from ..batch.candidates import LONGER, STALE, Block, Candidate, PendingGroups, serials_of
 from ..batch.compose import padding, split_reference, with_reference
 from ..batch.group_view import REFERENCE, RULE, AdvantageRule
 from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
+from ..distributed.agreement import RollCall
 from ..distributed.communicator import Agreed, Communicator
-from ..distributed.decision import DETACHED, PAUSED, RUNS, Decision
-from ..distributed.roll_call import RollCall
-from ..distributed.row_layout import RowLayout
+from ..distributed.row_layout import DETACHED, PAUSED, RUNS, Decision, RowLayout
 from ..errors import ReplayError, SeamError
-from ..generation.generated import Generated
-from ..generation.judge import Judge
+from ..generation.judge import Generated, Judge
 from ..generation.rounds import Rounds, Score
-from ..loss.denominator import Denominator
-from ..loss.handshake import Handshake
-from ..loss.micro_batch import ROWS
+from ..loss.inserted import Handshake
+from ..loss.micro_batch import ROWS, Denominator
 from ..loss.supply import Placed, Supply
 from ..loss.tap import Tap
 from ..reporting import Reporting
-from ..setup.components import Components
-from .carry import IterationTemplate, StepCarry
+from ..setup.settings import Components
 from .decisions import Decisions
-from .fresh_batch import FreshBatch
+from .fresh_batch import FreshBatch, IterationTemplate, StepCarry
 from .training_batch import (
     collect,
     compose_batch,

@@ -10,17 +10,15 @@ import torch
 
 from .. import compat
 from ..base.transfer import begin, send
-from ..batch.candidates import Candidate, Recorded
+from ..batch.candidates import Candidate, Recorded, fill_missing, with_rewards
 from ..batch.compose import compose, cut, with_stored_fields
-from ..batch.stored import fill_missing, with_rewards
 from ..data.fields import PIXELS, FieldTable
 from ..data.plan import FRESH, Plan
 from ..data.types import Batch, Bools, Floats, Group, Groups, Placement
-from ..distributed.decision import Decision
-from ..distributed.row_layout import RowLayout
+from ..distributed.row_layout import Decision, RowLayout
 from ..errors import ConfigurationError, SeamError
 from ..loss.micro_batch import COMPOSED, EXCLUDED, ROWS, SILENT, WITHOUT_KL
-from ..setup.components import Components
+from ..setup.settings import Components
 from .fresh_batch import FreshBatch
 
 

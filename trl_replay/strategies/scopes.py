@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.sizes import counted
+from ..base.text import counted
 from ..data.table import Table
 from ..data.types import Floats, Group, Ints
 from ..protocols import Agreement, Arrival, Columns, Load, Request, Scope

@@ -11,9 +11,9 @@ import torch
 
 from .. import compat
 from ..checkpoint import saving
-from ..distributed.decision import RUNS
+from ..distributed.row_layout import RUNS
 from ..errors import AttachError
-from ..generation.trainer_log import mark_replaced, take_column
+from ..generation.rounds import mark_replaced, take_column
 from ..protocols import AttachedSession
 from ..session import Session
 from ..step.step import Step

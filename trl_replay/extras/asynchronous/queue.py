@@ -22,9 +22,8 @@ from ...buffer import Newcomer
 from ...data.counters import COUNTERS, Tally
 from ...data.types import NONE, Floats, Groups, Ints
 from ...serialization.samples import decoded, encoded
-from ...setup.components import Components
-from .groups import OpenGroup, SampleReader, can_train
-from .view import TrainerView
+from ...setup.settings import Components
+from .groups import OpenGroup, SampleReader, TrainerView, can_train
 
 GRACE, GAP = 0.05, 0.3
 """Seconds that a sample may take before a stored group is drawn, and a further sample of a group that has begun: TRL's

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import compat
-from ...base.data_files import are_paths, data_files
+from ...base.files import are_paths, data_files
 from ...data.counters import Tally
 from ...data.fields import ADVANTAGES
 from ...data.tasks import PROMPT_COLUMNS, Tasks

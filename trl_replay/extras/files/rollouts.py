@@ -14,7 +14,7 @@ from ...batch.compose import loss_mask
 from ...data.fields import ADVANTAGES
 from ...data.types import Batch
 from ...errors import ReplayError
-from ...setup.components import Components
+from ...setup.settings import Components
 from .reader import Rollout
 
 

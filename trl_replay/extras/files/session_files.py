@@ -20,7 +20,7 @@ from ...buffer.replay_buffer import SOLVED
 from ...data.counters import Tally
 from ...data.tasks import encoded, hashed
 from ...data.types import FROM_FILE, FROM_POLICY, Batch, Bools, Entry, Groups
-from ...distributed.all_ranks import run_on_all_ranks
+from ...distributed.agreement import run_on_all_ranks
 from ...errors import ReplayError
 from .export import of_buffer, read_entry, write
 from .reader import Reader, RolloutGroup, source_name

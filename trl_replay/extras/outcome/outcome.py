@@ -9,8 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .logs import Entry
-from .run import AXES, DEAD, DEAD_AFTER, REDRAWN, SUM, Run, generated, is_number, width_of
+from .run import AXES, DEAD, DEAD_AFTER, REDRAWN, SUM, Entry, Run, generated, is_number, width_of
 
 REPLACED, ESS = "replay/replaced_fraction", "replay/ess"
 ALL_WRONG, ALL_RIGHT = "replay/all_wrong_fraction", "replay/all_right_fraction"

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from ...data.counters import GATED
 from ...setup.config import ReplayConfig
-from .logs import Entry
 from .outcome import ALL_RIGHT, ALL_WRONG, ESS, HIGHEST, LOWEST, REPLACED, TINY, Outcome, cost_in_words
-from .run import DEAD, DEAD_AFTER, DEAD_EXACT, GENERATIONS, SUM, Run, is_number
+from .run import DEAD, DEAD_AFTER, DEAD_EXACT, GENERATIONS, SUM, Entry, Run, is_number
 
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""

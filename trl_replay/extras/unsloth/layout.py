@@ -14,8 +14,8 @@ from ...batch.layout import Layout
 from ...compat import LOAD, LOSS, PREPARE, REWARDS, SAVE, SCORE, SEAM
 from ...data.types import Batch
 from . import contract, loss
+from .contract import left_packed
 from .layout_probe import check_layout
-from .left_packed import left_packed
 
 
 class UnslothLayout(Layout):

@@ -13,7 +13,7 @@ from ...compat import OLD_LOGPS, REF_LOGPS
 from ...errors import ContractError
 from . import contract
 from . import loss as unsloth
-from .left_packed import left_packed
+from .contract import left_packed
 
 PROMPTS, COMPLETIONS = (4, 1, 2), (3, 2, 1)
 """Lengths of the made-up rows: every prompt has another padding."""

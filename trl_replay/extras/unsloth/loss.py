@@ -21,7 +21,7 @@ from ...errors import BatchError
 from ...loss.tap import Tap
 from ...session import Session
 from . import contract
-from .left_packed import left_packed
+from .contract import left_packed
 
 TEXT = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
 """Keys of a batch of texts; log-probs and Unsloth's own key may come with them."""
