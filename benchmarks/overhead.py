@@ -161,7 +161,7 @@ def run(
             if module is not None:
                 module.register_forward_hook(lambda *_, name=name: forwards.update({name: forwards[name] + 1}))
         if session:
-            for name in ("settle", "_place"):
+            for name in ("settle", "_fill_slots"):
                 setattr(session.step.decisions, name, timed(getattr(session.step.decisions, name), clock, name))
             for name in compat.SEAM:
                 trainer.__dict__[name] = timed(trainer.__dict__[name], clock, f"seam{name}")
@@ -249,7 +249,7 @@ def settle_and_sample(size: int, count: int = 50, settings: Mapping[str, Any] = 
     """The session's own settle, sample and mix, with 8 newcomers and 8 slots a step in a full buffer."""
     groups = 16  # half of them dead
     done = run({"replay_buffer_size": size, **settings}, 3 + count, 32, 2, 8, groups)
-    times = [1e3 * (step["settle"] + step["_place"]) for step in done["steps"][3:]]
+    times = [1e3 * (step["settle"] + step["_fill_slots"]) for step in done["steps"][3:]]
     assert len(done["session"].buffer) == size
     detail = f"8 newcomers and 8 draws a step in a full buffer, median of {count}; slowest {max(times):.2f} ms"
     what = "settle + sample + mix" + (" (rows)" if settings else "")

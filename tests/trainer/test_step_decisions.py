@@ -101,7 +101,7 @@ def test_chances_are_relative_to_the_least_likely_entry(tmp_path: Any, sampler: 
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, HALF], [LIVE, DEAD, HALF], [DEAD] * 3), max_steps=4)
     session = trl_replay.attach(trainer, replay_sampler=sampler, replay_correction="per")
     seen = []
-    place = session.step.decisions._place
+    place = session.step.decisions._fill_slots
 
     def placed(*args: Any) -> Any:
         table = session.buffer.table
@@ -110,7 +110,7 @@ def test_chances_are_relative_to_the_least_likely_entry(tmp_path: Any, sampler: 
         seen.extend((chances[entry] / chances.min(), priority) for entry, priority in priorities.items())
         return plan, priorities
 
-    session.step.decisions._place = placed  # type: ignore[method-assign]
+    session.step.decisions._fill_slots = placed  # type: ignore[method-assign]
     trainer.train()
     assert len(seen) == 7
     assert [priority for _, priority in seen] == pytest.approx([chance for chance, _ in seen])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trl_replay import SeamError
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.generation.prompts import ANY, GroupLayout
-from trl_replay.generation.reports import KEPT, Generated, Reports
+from trl_replay.generation.reports import KEPT, JudgedBatch, Reports
 
 KEYS = 2**62 + 12345
 
@@ -32,7 +32,7 @@ def generated(layout, dead, shared):
     rows = RowLayout({"row": seen, "items": (seen * 7) % 11}, {"row": here}, layout.size)
     groups = seen[:: layout.size] // layout.size
     fresh = Groups(np.asarray(dead)[groups])
-    return Generated({}, rows, fresh, torch.empty(0), (fresh,))
+    return JudgedBatch({}, rows, fresh, torch.empty(0), (fresh,))
 
 
 @settings(deadline=None, max_examples=200)

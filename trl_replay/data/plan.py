@@ -19,7 +19,7 @@ EMPTY = int(np.iinfo(np.int64).min)
 """In [`Plan.entry`]: the masked placeholder of a slot of a further iteration that nothing fills."""
 EDITABLE = {"advantages": np.float64, "masked": np.bool_, "silent": np.bool_, "kl": np.bool_}
 """Columns that a plugin may change, and their types."""
-TABLE = ("entry", "source", *EDITABLE, "_dead", "_home", "_reshaped")
+TABLE = ("entry", "source", *EDITABLE, "_dead", "_rank_of_slot", "_reshaped")
 """All columns of a plan."""
 
 
@@ -64,18 +64,18 @@ class Plan:
     silent: Bools
     kl: Bools
     _dead: Bools = field(repr=False)  # (n,)
-    _home: Ints = field(repr=False)  # (n,)
+    _rank_of_slot: Ints = field(repr=False)  # (n,)
     _reshaped: Bools = field(repr=False)  # rows whose advantages a plugin changed
     _placed: tuple[Ints, ...] = field(default=(), repr=False)  # entry and source as the plan has written them
     _known: tuple[Any, dict[Any, Any]] = field(default=(None, {}), repr=False)  # what follows from which `entry`
 
     @classmethod
-    def of(cls, groups: Groups, home: Ints | None = None) -> Plan:
+    def of(cls, groups: Groups, rank_of_slot: Ints | None = None) -> Plan:
         """Return the plan in which every row trains on itself.
 
         Args:
             groups ([`Groups`]): The fresh groups.
-            home (`(n,)` int64, *optional*): The process that has all rows of a group, -1 if they straddle processes.
+            rank_of_slot (`(n,)` int64, *optional*): The process that has all rows of a group, -1 if they straddle processes.
         """
         shape = groups.advantages.shape
         return cls(
@@ -86,7 +86,7 @@ class Plan:
             silent=np.zeros(shape, bool),
             kl=np.ones(shape, bool),
             _dead=groups.dead,
-            _home=np.zeros(shape[0], np.int64) if home is None else home,
+            _rank_of_slot=np.zeros(shape[0], np.int64) if rank_of_slot is None else rank_of_slot,
             _reshaped=np.zeros(shape, bool),
         )
 
@@ -185,7 +185,7 @@ class Plan:
 
         Args:
             slots (`(k,)`): Dead slots that nothing fills.
-            of (`(k,)`): The live slot for each, of the same process (`context.home`), that holds its own fresh rows.
+            of (`(k,)`): The live slot for each, of the same process (`context.rank_of_slot`), that holds its own fresh rows.
 
         Raises:
             ValueError: A slot can't be filled by a copy, or a group can't be copied there.
@@ -195,13 +195,13 @@ class Plan:
         if not are_numbers or slots.shape != of.shape or slots.ndim != 1:
             raise ValueError("plan.copy takes two equally long lists of slot numbers")
         slots, of = slots.astype(np.int64), of.astype(np.int64)
-        alone = self.unfilled & (self._home >= 0)
+        alone = self.unfilled & (self._rank_of_slot >= 0)
         self._check_slots(slots, alone & self._dead, "dead slots without a stored row")
         self._check_slots(of, alone & ~self._dead, "live groups without a stored row")
-        far = np.flatnonzero(self._home[slots] != self._home[of])
+        far = np.flatnonzero(self._rank_of_slot[slots] != self._rank_of_slot[of])
         if len(far):
             slot, live = slots[far[0]], of[far[0]]
-            raise ValueError(f"slot {slot} and group {live} lie on different processes (see context.home)")
+            raise ValueError(f"slot {slot} and group {live} lie on different processes (see context.rank_of_slot)")
         entry, source = self.entry.copy(), self.source.copy()
         entry[slots] = -2 - of[:, None]
         source[slots] = np.arange(entry.shape[1])

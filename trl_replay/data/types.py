@@ -236,7 +236,7 @@ class Context:
         fresh ([`Groups`], *optional*): In `trl_replay_metrics`: the groups that were generated for this batch, as they
             would train, those that were replaced included.
         iteration (`int`): In `trl_replay_plan`: 0 for the generation batch, `k` for its further iteration `k`.
-        home (`(n,)` int64, *optional*): In `trl_replay_plan`: the process that has all rows of a slot, -1 if they
+        rank_of_slot (`(n,)` int64, *optional*): In `trl_replay_plan`: the process that has all rows of a slot, -1 if they
             straddle processes.
     """
 
@@ -250,7 +250,7 @@ class Context:
     prompts: PromptTable | None = None
     fresh: Groups | None = None
     iteration: int = 0
-    home: Ints | None = None
+    rank_of_slot: Ints | None = None
     noted: Counter[str] = field(default_factory=Counter, repr=False)
 
     def note(self, reason: str, count: int = 1) -> None:

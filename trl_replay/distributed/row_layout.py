@@ -217,7 +217,7 @@ class RowLayout:
         return slice(begin, begin + self.count)
 
     @property
-    def homes(self) -> Ints:
+    def ranks_of_slots(self) -> Ints:
         """The process that has all rows of each slot, `(n,)`; -1 if they straddle."""
         first = self.columns["row"][:: self.size]
         last = (first + self.size - 1) // self.count

@@ -22,7 +22,7 @@ from ..setup.settings import Components, Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class JudgedBatch:
     """A generation batch, or a further round of it, with its groups.
 
     Attributes:
@@ -43,7 +43,7 @@ class Generated:
     refilled: int = 0
 
     @classmethod
-    def unseen(cls, batch: Batch, rows: RowLayout) -> Generated:
+    def unseen(cls, batch: Batch, rows: RowLayout) -> JudgedBatch:
         """Return a batch whose groups are unavailable after an error, which all processes raise at their next
         message."""
         none = np.empty((0, rows.size))
@@ -105,21 +105,21 @@ class Judge:
         fetched, self.rewards = fetch_batch(batch, self._fields, self.rewards or [])
         return fetched
 
-    def look(self, batch: Batch, rows: RowLayout) -> Generated:
+    def judge_batch(self, batch: Batch, rows: RowLayout) -> JudgedBatch:
         """Read rows that were just scored."""
         processes = self._processes
         setup = compat.reward_setup(self._trainer())
         scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
         rows.check(len(scored), processes)
-        groups = self.see(rows, scored)
+        groups = self.groups_of(rows, scored)
         if self._success.is_graded and not self._has_doubted:
             self._has_doubted = True
             doubt = doubt_of(self._settings, self._success, self._trainer())
             if doubt:
                 warnings.warn(doubt, stacklevel=2)
-        return Generated(batch, rows, groups, scored, (groups,))
+        return JudgedBatch(batch, rows, groups, scored, (groups,))
 
-    def see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
+    def groups_of(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
         """Return the groups that the scope shares, with advantages as plugins shape them."""
         setup = compat.reward_setup(self._trainer())
         table, update = self._buffer.table, self._buffer.clock.update

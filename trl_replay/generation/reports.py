@@ -17,7 +17,7 @@ from ..data.types import Batch, Bools, Floats, Groups, Ints
 from ..distributed.agreement import Message
 from ..distributed.row_layout import RowLayout
 from ..errors import BatchError, SeamError
-from .judge import Generated
+from .judge import JudgedBatch
 from .prompts import ANY, GroupLayout
 
 KEPT = -1
@@ -27,15 +27,15 @@ OF_A_ROW = ("advantages", "lengths", "trainable", "items", "images", "prompt")
 
 
 def merged(
-    current: Generated, other: Generated, sources: Ints, fields: FieldTable, multiple_of: int | None
-) -> Generated:
+    current: JudgedBatch, other: JudgedBatch, sources: Ints, fields: FieldTable, multiple_of: int | None
+) -> JudgedBatch:
     """Return the batch in which groups of a round replace some of its own.
 
     `num_items_in_batch` is passed through: what all processes exchanged is known later.
 
     Args:
-        current ([`Generated`]): The batch.
-        other ([`Generated`]): The round.
+        current ([`JudgedBatch`]): The batch.
+        other ([`JudgedBatch`]): The round.
         sources (`(groups of all processes,)` int64): Of each slot, the round's group that takes it; `KEPT` for none.
         fields ([`FieldTable`]): How to cut and pad each key.
         multiple_of (`int`, *optional*): The trainer's `pad_to_multiple_of`.
@@ -59,7 +59,7 @@ def _merged_groups(current: Groups, other: Groups, slots: Ints, sources: Ints) -
     return Groups.concatenate([current, other]).take(index)
 
 
-def _merged_scores(current: Generated, other: Generated, sources: Ints) -> torch.Tensor:
+def _merged_scores(current: JudgedBatch, other: JudgedBatch, sources: Ints) -> torch.Tensor:
     """Return the merged batch's rewards, `(rows of all processes, functions)`."""
     scored = current.scored.clone()
     functions = scored.size(1)
@@ -96,7 +96,7 @@ def _images_of_batches(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def _merged_batch(
-    current: Generated, other: Generated, slots: Ints, sources: Ints, fields: FieldTable, multiple_of: int | None
+    current: JudgedBatch, other: JudgedBatch, slots: Ints, sources: Ints, fields: FieldTable, multiple_of: int | None
 ) -> Batch:
     """Return this process's batch with the round's rows in their slots."""
     exchanges = current.rows.exchanges(slots.tolist(), sources.tolist(), other.rows)
@@ -175,22 +175,24 @@ class Reports:
         """Return the vector of a process with nothing to report."""
         return self._message.pack()
 
-    def of_batch(self, batch: Generated, keys: Sequence[int]) -> Floats:
+    def of_batch(self, batch: JudgedBatch, keys: Sequence[int]) -> Floats:
         """Return this process's vector after the batch itself was generated.
 
         Args:
-            batch ([`Generated`]): The batch.
+            batch ([`JudgedBatch`]): The batch.
             keys (`Sequence[int]`): Of the prompts of its groups with rows here.
         """
         none = np.full(len(batch.dead_here), KEPT)
         return self._write(batch.dead_here, none, 0.0, keys)
 
-    def of_round(self, current: Generated, latest: Generated, keys: Sequence[int], targets: Sequence[int]) -> Floats:
+    def of_round(
+        self, current: JudgedBatch, latest: JudgedBatch, keys: Sequence[int], targets: Sequence[int]
+    ) -> Floats:
         """Return this process's vector after a further round.
 
         Args:
-            current ([`Generated`]): The batch as it was before.
-            latest ([`Generated`]): The round.
+            current ([`JudgedBatch`]): The batch as it was before.
+            latest ([`JudgedBatch`]): The round.
             keys (`Sequence[int]`): Of the prompts of the round's groups with rows here.
             targets (`Sequence[int]`): Of each of these groups, the slot with rows here that it was generated for;
                 `ANY` if it may take any.

@@ -19,7 +19,7 @@ from ..distributed.communicator import Communicator
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
 from ..setup.settings import Components, Settings
-from .judge import Generated, Judge
+from .judge import JudgedBatch, Judge
 from .prompts import GroupLayout, Prompts
 from .reports import KEPT, Reports, RoundReport, merged
 
@@ -62,13 +62,13 @@ class _BatchState:
 
     Attributes:
         origin (`(groups, 2)` int64): Of each slot of all processes, the round and the group in it that it holds.
-        rounds (`list[Generated]`): The batch as it was first, and its rounds.
+        rounds (`list[JudgedBatch]`): The batch as it was first, and its rounds.
         items (`float`): What `num_items_in_batch` has changed by.
     """
 
     def __init__(self, groups: int) -> None:
         self.origin = np.stack([np.zeros(groups, np.int64), np.arange(groups)], axis=1)
-        self.rounds: list[Generated] = []
+        self.rounds: list[JudgedBatch] = []
         self.items = 0.0
 
 
@@ -143,7 +143,7 @@ class Rounds:
         self._reports = Reports(self._layout)
         self._prompts.lay_out(self._layout)
 
-    def complete(self, batch: Batch, rows: RowLayout, score: Score) -> Generated:
+    def complete(self, batch: Batch, rows: RowLayout, score: Score) -> JudgedBatch:
         """Resample dead groups while rounds are left and too few groups are live.
 
         Args:
@@ -177,11 +177,11 @@ class Rounds:
         blank = self._reports.blank()
         self._communicator.tell(lambda: (None, blank), blank, mode)
 
-    def _generate(self, state: _BatchState, batch: Batch, rows: RowLayout, score: Score) -> Generated:
+    def _generate(self, state: _BatchState, batch: Batch, rows: RowLayout, score: Score) -> JudgedBatch:
         """Return the batch in which groups of further rounds replace dead ones."""
 
-        def of_batch() -> tuple[Generated, Floats]:
-            first = self._judge.look(batch, rows)
+        def of_batch() -> tuple[JudgedBatch, Floats]:
+            first = self._judge.judge_batch(batch, rows)
             return first, self._reports.of_batch(first, self._prompts.keys)
 
         current, told = self._tell(state, of_batch, self._layout)
@@ -191,21 +191,21 @@ class Rounds:
         return current
 
     def _further_round(
-        self, state: _BatchState, current: Generated, told: RoundReport, score: Score
-    ) -> tuple[Generated, RoundReport]:
+        self, state: _BatchState, current: JudgedBatch, told: RoundReport, score: Score
+    ) -> tuple[JudgedBatch, RoundReport]:
         layout = self._layout.of_round(told.needed)
         batch = self._judge.fetch(score(self._inputs(current, layout.mine_here)))
         rows = self._communicator.share_round(batch)
 
-        def of_round() -> tuple[Generated, Floats]:
-            latest = self._judge.look(batch, rows)
+        def of_round() -> tuple[JudgedBatch, Floats]:
+            latest = self._judge.judge_batch(batch, rows)
             prompts = self._prompts
             return latest, self._reports.of_round(current, latest, prompts.keys, prompts.targets)
 
         latest, told = self._tell(state, of_round, layout)
         return self._merge(state, current, latest, told), told
 
-    def _inputs(self, current: Generated, count: int) -> list[Row]:
+    def _inputs(self, current: JudgedBatch, count: int) -> list[Row]:
         """Return this process's inputs of the next round, `count` groups; an error is kept for all ranks."""
         dead = np.flatnonzero(current.dead_here)
         with self._errors.keeping():
@@ -213,8 +213,8 @@ class Rounds:
         return self._prompts.stand_ins(count)
 
     def _tell(
-        self, state: _BatchState, look: Callable[[], tuple[Generated, Floats]], layout: GroupLayout
-    ) -> tuple[Generated, RoundReport]:
+        self, state: _BatchState, judged: Callable[[], tuple[JudgedBatch, Floats]], layout: GroupLayout
+    ) -> tuple[JudgedBatch, RoundReport]:
         """Record the groups generated last, with the results of all processes.
 
         Args:
@@ -237,7 +237,7 @@ class Rounds:
         target = self._refill.until * self._layout.groups
         return told.needed == 0 or told.live >= target - 1e-9
 
-    def _merge(self, state: _BatchState, current: Generated, latest: Generated, told: RoundReport) -> Generated:
+    def _merge(self, state: _BatchState, current: JudgedBatch, latest: JudgedBatch, told: RoundReport) -> JudgedBatch:
         """Return the batch with a round's groups in their slots; unchanged after an error, which is kept."""
         taken = np.flatnonzero(told.sources != KEPT)
         state.origin[taken, 0] = self.done
@@ -248,7 +248,7 @@ class Rounds:
             return merged(current, latest, told.sources, self._fields, self._trainer().pad_to_multiple_of)
         return current
 
-    def _final(self, state: _BatchState, current: Generated) -> Generated:
+    def _final(self, state: _BatchState, current: JudgedBatch) -> JudgedBatch:
         """Finish the batch after its last round: token count, advantages, and groups."""
         setup = compat.reward_setup(self._trainer())
         batch = dict(current.batch)
@@ -264,7 +264,7 @@ class Rounds:
             current = self._with_advantages(current, advantages)
         return current
 
-    def _with_advantages(self, current: Generated, advantages: torch.Tensor) -> Generated:
+    def _with_advantages(self, current: JudgedBatch, advantages: torch.Tensor) -> JudgedBatch:
         """Return the batch with recomputed advantages, `(rows,)` of all processes."""
         rows = current.rows
         everywhere = advantages.double().cpu().numpy()
@@ -272,9 +272,9 @@ class Rounds:
         rows = RowLayout(columns, {"row": columns["row"][rows.here]}, rows.size)
         here = slice(rows.first, rows.first + rows.count)
         batch = {**current.batch, "advantages": advantages[here].to(current.batch["advantages"])}
-        return replace(current, batch=batch, rows=rows, fresh=self._judge.see(rows, current.scored))
+        return replace(current, batch=batch, rows=rows, fresh=self._judge.groups_of(rows, current.scored))
 
-    def _refuse_unexplained(self, rounds: Sequence[Generated], setup: compat.RewardSetup) -> None:
+    def _refuse_unexplained(self, rounds: Sequence[JudgedBatch], setup: compat.RewardSetup) -> None:
         """Refuse to recompute advantages that TRL's rules do not explain."""
         for one in rounds:
             of_tokens = self._fields.has_token_advantages(one.batch)

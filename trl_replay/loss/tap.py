@@ -41,7 +41,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class TapState:
     """Everything that the tap knows of one composed batch: see [`Tap.expect_again`]."""
 
     placed: Placed
@@ -122,11 +122,11 @@ class Tap:
         return ids
 
     @property
-    def expected(self) -> Expected:
+    def expected(self) -> TapState:
         """The batch at hand, to be trained on again after another one."""
-        return Expected(self.supply.placed, self._denominator)
+        return TapState(self.supply.placed, self._denominator)
 
-    def expect_again(self, expected: Expected) -> None:
+    def expect_again(self, expected: TapState) -> None:
         """Expect the micro-batches of an earlier batch again. Its candidates have settled: nothing is recorded."""
         self.supply.place_again(expected.placed)
         self._denominator = expected.denominator

@@ -104,7 +104,7 @@ class Decisions:
         tally = Tally(refilled=fresh.refilled, surplus=fresh.surplus)
         admitted = self.settle(pending, fresh.rows, fresh.generations, tally)
         slots, most = self.select(fresh.groups, tally)
-        plan, priorities = self._place(fresh, slots, most, collected_at, tally)
+        plan, priorities = self._fill_slots(fresh, slots, most, collected_at, tally)
         self._book(fresh.groups, plan, tally)
         if self._settings.config.replay_dry_run:
             plan = Plan.of(fresh.groups)
@@ -133,7 +133,7 @@ class Decisions:
         tally = Tally(groups=len(fresh.groups))
         admitted = self.settle(pending, rows, [], tally)
         most, _ = self._buffer.allowed(len(fresh.groups))
-        plan, priorities = self._place(fresh, np.arange(len(fresh.groups)), most, collected_at, tally)
+        plan, priorities = self._fill_slots(fresh, np.arange(len(fresh.groups)), most, collected_at, tally)
         self._book(fresh.groups, plan, tally)
         plan.leave_empty(plan.unfilled)
         self._treat(fresh, plan, iteration, tally)
@@ -168,7 +168,7 @@ class Decisions:
             return slots
         return slots[~self._success.without(fresh)[slots]]
 
-    def _place(
+    def _fill_slots(
         self, fresh: FreshBatch, slots: Ints, most: int, collected_at: int | None, tally: Tally
     ) -> tuple[Plan, dict[int, float]]:
         """Eligible entries in the slots, never one twice, and which of the slots' rows theirs take.
@@ -187,7 +187,7 @@ class Decisions:
             SeamError: The model was updated, but the loss was not seen to go through the seam; or advantages are to be
                 computed that TRL's rules do not explain.
         """
-        plan = Plan.of(fresh.groups, fresh.rows.homes)
+        plan = Plan.of(fresh.groups, fresh.rows.ranks_of_slots)
         wanted = min(len(slots), most)
         if not wanted or not self._buffer.capacity:
             return plan, {}
@@ -216,7 +216,7 @@ class Decisions:
         """Let plugins and settings edit the plan, and count what it trains on."""
         groups = fresh.groups
         table = self._buffer.table
-        context = replace(self._context(), iteration=iteration, home=fresh.rows.homes)
+        context = replace(self._context(), iteration=iteration, rank_of_slot=fresh.rows.ranks_of_slots)
         before, advantages = _teaches_nothing(plan, groups), plan.advantages.copy()
         self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens)
         items = np.where(plan.masked, 0, plan.column(table.row_items, groups.items))

@@ -13,7 +13,7 @@ from ..batch.candidates import Block, PendingGroups
 from ..batch.group_view import AdvantageRule
 from ..data.types import Batch, Groups
 from ..distributed.row_layout import RowLayout
-from ..loss.tap import Expected
+from ..loss.tap import TapState
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class StepCarry:
     unfinished: bool = False
     settled: dict[str, float] = field(default_factory=dict)
 
-    def take(self) -> PendingGroups | None:
+    def pop_candidates(self) -> PendingGroups | None:
         """Return the candidates, for the batch that settles them, and forget them here."""
         pending, self.pending = self.pending, None
         return pending
@@ -110,12 +110,12 @@ class IterationTemplate:
     Attributes:
         fresh ([`FreshBatch`]): The batch before anything was exchanged, with all groups dead: a further iteration may
             fill each slot.
-        expected ([`Expected`]): What the tap does about the composed batch.
+        expected ([`TapState`]): What the tap does about the composed batch.
         micro_batches (`list`, *optional*): The composed batch as the trainer buffers it, once an iteration has begun.
         step (`int`, *optional*): The trainer's count of micro-batches when an iteration last began.
     """
 
     fresh: FreshBatch
-    expected: Expected
+    expected: TapState
     micro_batches: list[Any] | None = None
     step: int | None = None

@@ -20,7 +20,7 @@ from ..distributed.agreement import RollCall
 from ..distributed.communicator import Agreed, Communicator
 from ..distributed.row_layout import DETACHED, PAUSED, RUNS, Decision, RowLayout
 from ..errors import ReplayError, SeamError
-from ..generation.judge import Generated, Judge
+from ..generation.judge import JudgedBatch, Judge
 from ..generation.rounds import Rounds, Score
 from ..loss.inserted import Handshake
 from ..loss.micro_batch import ROWS, Denominator
@@ -337,15 +337,15 @@ class Step:
         self._totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
         return agreed.decision.tally
 
-    def _judge(self, batch: Batch, rows: RowLayout, score: Score | None) -> Generated:
+    def _judge(self, batch: Batch, rows: RowLayout, score: Score | None) -> JudgedBatch:
         """The batch, with further groups in the slots of dead ones where that is set."""
         if self.rounds is not None and score is not None:
             return self.rounds.complete(batch, rows, score)
         with self._components.errors.keeping():
-            return self.judge.look(batch, rows)
-        return Generated.unseen(batch, rows)
+            return self.judge.judge_batch(batch, rows)
+        return JudgedBatch.unseen(batch, rows)
 
-    def _fresh(self, generated: Generated, given: Batch, fetched: Batch) -> FreshBatch:
+    def _fresh(self, generated: JudgedBatch, given: Batch, fetched: Batch) -> FreshBatch:
         """The batch with all that decisions need: log-probs that are stored without being seen by the loss, and a
         plugin's advantages. What fails is kept, since another process may wait in a forward pass."""
         rows = generated.rows
@@ -438,7 +438,7 @@ class Step:
         everywhere, those that wait included."""
         self._forget_longer()
         rows = self._share_columns(batch, count, self.carry.pending)
-        return self.carry.take(), rows
+        return self.carry.pop_candidates(), rows
 
     def _share_columns(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
         changed = 0

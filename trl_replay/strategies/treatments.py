@@ -29,9 +29,9 @@ def exclude(plan: Plan, groups: Groups, context: Context) -> None:
 
 def intra_batch(plan: Plan, groups: Groups, context: Context) -> None:
     """Copy live groups of the same process into unfilled dead slots: each one once before any twice (POLARIS)."""
-    assert context.home is not None  # while a plan is edited
-    for home in np.unique(context.home[context.home >= 0]).tolist():
-        here = plan.unfilled & (context.home == home)
+    assert context.rank_of_slot is not None  # while a plan is edited
+    for rank in np.unique(context.rank_of_slot[context.rank_of_slot >= 0]).tolist():
+        here = plan.unfilled & (context.rank_of_slot == rank)
         empty = np.flatnonzero(here & groups.dead)
         live = np.flatnonzero(here & ~groups.dead)
         if len(empty) and len(live):
