@@ -1,5 +1,4 @@
-"""Files in folders where anybody may write: only regular ones are read or replaced, and names in them lead nowhere
-else."""
+"""Files that are read or replaced: only regular ones, also of a path, a pattern, or a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's own random numbers: no draw touches a global generator."""
+"""What a session draws from, the updates done, and what failed here that the others have not heard of."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Copies from the device, which wait for it once, however many tensors there are; and one copy to it, which waits for
-nothing."""
+"""Copies from the device, which wait for it once, one copy to it, and what tells that weights have changed."""
 
 from __future__ import annotations
 

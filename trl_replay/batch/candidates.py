@@ -1,4 +1,4 @@
-"""What is stored of a group next to TRL's own tensors: its raw rewards, and log-probs without gaps."""
+"""Live fresh groups that wait for their log-probs, and what is stored of a group beside TRL's tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on how many slots replay may fill, by the run as a whole rather than by single entries."""
+"""What a buffer goes by: strategies, limits, what passes, and how many slots replay may fill."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The identity of one saving: ours and the trainer's own files carry it, so that neither is taken for the other's.
-
-Another run that trains without replay in the same folder writes over the trainer's files, and leaves ours behind.
-"""
+"""Which checkpoints of a folder are whole, and of which save. Imports no torch."""
 
 from __future__ import annotations
 

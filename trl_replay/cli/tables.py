@@ -1,4 +1,4 @@
-"""The type of a command."""
+"""A command as the parser lists it, and tables on a terminal."""
 
 from __future__ import annotations
 

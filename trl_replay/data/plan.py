@@ -75,7 +75,8 @@ class Plan:
 
         Args:
             groups ([`Groups`]): The fresh groups.
-            rank_of_slot (`(n,)` int64, *optional*): The process that has all rows of a group, -1 if they straddle processes.
+            rank_of_slot (`(n,)` int64, *optional*): The process that has all rows of a group, -1 if they straddle
+                processes.
         """
         shape = groups.advantages.shape
         return cls(
@@ -185,7 +186,8 @@ class Plan:
 
         Args:
             slots (`(k,)`): Dead slots that nothing fills.
-            of (`(k,)`): The live slot for each, of the same process (`context.rank_of_slot`), that holds its own fresh rows.
+            of (`(k,)`): The live slot for each, of the same process (`context.rank_of_slot`), that holds its own
+                fresh rows.
 
         Raises:
             ValueError: A slot can't be filled by a copy, or a group can't be copied there.

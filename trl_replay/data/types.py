@@ -236,8 +236,8 @@ class Context:
         fresh ([`Groups`], *optional*): In `trl_replay_metrics`: the groups that were generated for this batch, as they
             would train, those that were replaced included.
         iteration (`int`): In `trl_replay_plan`: 0 for the generation batch, `k` for its further iteration `k`.
-        rank_of_slot (`(n,)` int64, *optional*): In `trl_replay_plan`: the process that has all rows of a slot, -1 if they
-            straddle processes.
+        rank_of_slot (`(n,)` int64, *optional*): In `trl_replay_plan`: the process that has all rows of a slot, -1 if
+            they straddle processes.
     """
 
     update: int

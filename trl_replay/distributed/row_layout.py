@@ -1,4 +1,4 @@
-"""The decisions of one step before payload moves, equal on all processes that share a buffer. Imports no torch."""
+"""What processes decide, and where the rows of a batch and of stored groups lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A generation batch, or a further round of it, once its groups are known."""
+"""What a scored batch is: its groups, their rewards, and which of them are dead."""
 
 from __future__ import annotations
 

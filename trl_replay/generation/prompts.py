@@ -1,4 +1,4 @@
-"""The layout of a generation batch's groups on processes."""
+"""Where the groups of a batch lie, and the prompts that are generated for beside the batch's own."""
 
 from __future__ import annotations
 

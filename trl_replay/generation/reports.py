@@ -1,4 +1,4 @@
-"""Replace dead groups of a generation batch by groups of a dynamic-sampling round, in all data of the batch."""
+"""What processes tell each other of a round, and the batch that live groups of rounds make."""
 
 from __future__ import annotations
 

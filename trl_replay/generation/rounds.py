@@ -1,4 +1,4 @@
-"""A column in TRL's table of completions, which marks the rows in whose place stored groups were trained on."""
+"""Further rounds of generation, in which live groups take the place of dead ones (dynamic sampling)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..distributed.communicator import Communicator
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
 from ..setup.settings import Components, Settings
-from .judge import JudgedBatch, Judge
+from .judge import Judge, JudgedBatch
 from .prompts import GroupLayout, Prompts
 from .reports import KEPT, Reports, RoundReport, merged
 
@@ -219,10 +219,10 @@ class Rounds:
 
         Args:
             state ([`_BatchState`]): Gets them.
-            look (`Callable`): What is known of them, and what is told of them.
+            judged (`Callable`): Gives the judged batch, and what this process tells of it.
             layout ([`GroupLayout`]): Where they lie.
         """
-        latest, vectors = self._communicator.tell(look, self._reports.blank())
+        latest, vectors = self._communicator.tell(judged, self._reports.blank())
         told = self._reports.read(vectors, layout)
         state.rounds.append(latest)
         state.items += told.items

@@ -1,4 +1,4 @@
-"""Settings of a session, resolved once at attach: a frozen value."""
+"""Settings with every name looked up, and the components that a session is made of."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ..distributed.agreement import RollCall
 from ..distributed.communicator import Agreed, Communicator
 from ..distributed.row_layout import DETACHED, PAUSED, RUNS, Decision, RowLayout
 from ..errors import ReplayError, SeamError
-from ..generation.judge import JudgedBatch, Judge
+from ..generation.judge import Judge, JudgedBatch
 from ..generation.rounds import Rounds, Score
 from ..loss.inserted import Handshake
 from ..loss.micro_batch import ROWS, Denominator

@@ -1,4 +1,4 @@
-"""From a group's samples to what decisions see of it and what is stored, and back to samples."""
+"""Groups of the samples that an asynchronous worker sends, and the trainer as a session sees it."""
 
 from __future__ import annotations
 

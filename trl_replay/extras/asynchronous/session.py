@@ -1,4 +1,4 @@
-"""Checks that a session fits an asynchronous trainer: settings that a queue can't do, with reason and remedy."""
+"""The session of an asynchronous trainer, and what it refuses before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's log is, and how it is read. Anybody may have written such a file."""
+"""A run, from a log, a trainer, or a folder: its steps, settings, and metrics."""
 
 from __future__ import annotations
 
