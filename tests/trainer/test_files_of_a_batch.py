@@ -44,7 +44,12 @@ def test_a_batch_passes_the_files_of_the_table_and_no_more_than_allowed(tmp_path
     trainer.add_callback(traced)
     trainer.train()
     assert session.totals.counters["replaced"] > 0
-    table = (ROOT / "docs" / "architecture.md").read_text().partition("| verb |")[2].partition("\n\n")[0]
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("| verb |")[2].partition("\n\n")[0]
+    read = re.findall(r"^\d+\. `(\S+\.py)`", page, re.MULTILINE)
+    assert 10 <= len(read) <= 14
+    assert {name for name in read if not name.startswith("extras/files/")} <= traced.files
+    assert all((PACKAGE / name).is_file() for name in read)
     named = set(re.findall(r"`(\w+/\w+\.py)`", table)) - {"generation/rounds.py", "strategies/treatments.py"}
     assert named
     assert named <= traced.files, "without dynamic sampling and plugins, a batch passes all of them"
