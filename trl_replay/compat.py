@@ -523,8 +523,8 @@ def reference_problems(trainer: Any) -> Iterator[str]:
 
 
 def awaits_its_engine(trainer: Any) -> bool:
-    """Return whether DeepSpeed's ZeRO 3 has sharded the model while it was loaded, and nothing can put it together for
-    a forward yet: the trainer makes DeepSpeed's engine when training begins."""
+    """Return whether DeepSpeed's ZeRO 3 has sharded the model, and no engine can gather it: the trainer makes one when
+    training begins."""
     sharded = any(hasattr(parameter, "ds_id") for parameter in trainer.model.parameters())
     return sharded and getattr(trainer, "deepspeed", None) is None
 

@@ -214,7 +214,7 @@ class Session:
         take_column(trainer)
 
     def saving(self) -> AbstractContextManager[Any]:
-        """Hold while a checkpoint is written."""
+        """Return a context in which a checkpoint is written; it does nothing here."""
         return nullcontext()
 
     def explain(self) -> str:

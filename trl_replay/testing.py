@@ -478,7 +478,7 @@ def _hooks_of(contract: Any) -> CheckedHooks:
 
 
 def _made(contract: Any) -> Any:
-    """Return a new plugin; a module, of which there is one, itself."""
+    """Make the plugin anew; return a module as it is."""
     return contract.plugin if isinstance(contract.plugin, ModuleType) else contract.plugin()
 
 

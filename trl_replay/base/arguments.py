@@ -121,7 +121,7 @@ def arguments_of(factory: Any, kind: Kind | None = None) -> Arguments:
 
 
 def refuse_unknown_arguments(setting: str, taker: str, taken: Arguments, given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are not taken.
+    """Raise for arguments that a factory does not accept.
 
     Args:
         setting (`str`): The setting with its value, for the message.

@@ -47,7 +47,7 @@ SAVED = ("pass_rate", "inserted", "drawn", "seen", "live", "seen_at_live", "pref
 
 
 class RateLimiter:
-    """Applies the limits. On processes that share a buffer it sees the same and says the same.
+    """Applies the limits. Processes that share a buffer give it equal numbers, so it answers alike.
 
     Args:
         limits ([`RateLimits`]): What may not be exceeded; nothing, if not given.

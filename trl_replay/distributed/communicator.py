@@ -193,7 +193,7 @@ class Communicator:
         """Build a value, and share some numbers about it with the other processes.
 
         Args:
-            make (`Callable`): Gives it with its numbers, as many on each process; without communication.
+            make (`Callable`): Returns it and a vector of fixed length; must not communicate.
             blank (`(numbers,)`): What is told if that fails.
             mode (`int`): What replay does here: `RUNS`, `PAUSED` or `DETACHED`.
 

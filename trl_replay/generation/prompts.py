@@ -67,7 +67,7 @@ class GroupLayout:
         return self.here(self.rank)
 
     def rows_here(self) -> list[range]:
-        """This process's rows of each group with rows here."""
+        """Return, for each group with rows here, its range of rows in this process's batch."""
         parts = []
         start = self.mine_first * self.size - self.rank * self.rows
         for _ in range(self.mine_here):

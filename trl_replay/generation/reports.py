@@ -261,7 +261,8 @@ class Reports:
         )
 
     def _sources(self, takes: Ints, generated: GroupLayout) -> Ints:
-        """Combine what each process reports of its own groups, `(ranks, width)`, over all processes."""
+        """Return, for each slot, the round's group that fills it, of what processes tell, `(ranks, width)`; `KEPT` for
+        none."""
         sources = np.full(self._layout.groups, KEPT)
         ranks, places = np.nonzero(takes != KEPT)
         slots = self._layout.first(ranks) + places

@@ -215,7 +215,7 @@ class Rounds:
     def _tell(
         self, state: _BatchState, judged: Callable[[], tuple[JudgedBatch, Floats]], layout: GroupLayout
     ) -> tuple[JudgedBatch, RoundReport]:
-        """Record the groups generated last, with the results of all processes.
+        """Exchange a round's results, and add its groups to the prompt table and to the batch's state.
 
         Args:
             state ([`_BatchState`]): Gets them.

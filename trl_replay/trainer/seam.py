@@ -93,8 +93,8 @@ def take_off(trainer: Any, session: AttachedSession) -> None:
 
 
 def refuse_foreign_overrides(trainer: Any, seam: Sequence[str]) -> None:
-    """Refuse a trainer on which something else stands in the place of a method. A seam that would have left at the
-    next batch is taken off.
+    """Refuse a trainer on which something else stands in the place of a method; remove a seam that a detach during
+    training has left behind.
 
     Args:
         trainer (`trl.GRPOTrainer`): Before anything is attached.

@@ -292,7 +292,7 @@ class AsyncSession:
         self.components.hooks.call(hook, self.update, session=self)
 
     def saving(self) -> AbstractContextManager[Any]:
-        """Hold while a checkpoint is written."""
+        """Return a context in which a checkpoint is written, and samples that are saved count as trained."""
         return nullcontext() if self.queue is None else self.queue.counted_as_trained()
 
     def add(self, source: Any, incomplete: str = "refuse", rescore: bool = False) -> int:
