@@ -191,11 +191,16 @@ class ReplayBuffer:
         self.serial += count
         return range(first, self.serial)
 
-    def context(self, slots: Groups | None = None) -> Context:
-        """Return what strategies may know now; a sampler or mixer also of the `slots` that may be filled."""
+    def context(self, slots: Groups | None = None, local: bool = False) -> Context:
+        """Return what strategies may know now; a sampler or mixer also of the `slots` that may be filled.
+
+        Args:
+            slots ([`Groups`], *optional*): These.
+            local (`bool`): Whether this process draws from a generator of its own, as often as its rows need.
+        """
         return Context(
             update=self.clock.update,
-            rng=self.generators.shared,
+            rng=self.generators.local if local else self.generators.shared,
             capacity=self.capacity,
             num_generations=self.size,
             table=self.table,
@@ -204,10 +209,6 @@ class ReplayBuffer:
             prompts=self.prompts,
             noted=self.totals.reasons,
         )
-
-    def local_context(self) -> Context:
-        """Return the same, with a generator from which this process may draw as often as its own rows need."""
-        return replace(self.context(), rng=self.generators.local)
 
     def observe(self, generated: Sequence[Groups], tally: Tally) -> Ints:
         """Take note of how generated groups went; return the prompts that are solved, whose entries leave. So do
@@ -465,14 +466,9 @@ class ReplayBuffer:
         """Drop the entries that hold the batch key `key`; return their number."""
         return self._store.forget_with(key)
 
-    def forget_tasks(self, tasks: Sequence[int]) -> int:
-        """Drop this run's entries of these tasks; return their number."""
-        table = self.table
-        return self._store.forget(np.flatnonzero(np.isin(table.prompt, tasks) & (table.origin == 0)))
-
-    def forget_longer(self, most: float) -> int:
-        """Drop the entries with a completion of more than `most` tokens; return their number."""
-        return self._store.forget(np.flatnonzero((self.table.row_length > most).any(axis=1)))
+    def forget(self, entries: Bools) -> int:
+        """Drop these entries, `(len(self),)`; return their number."""
+        return self._store.forget(np.flatnonzero(entries))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, payload apart: the table's `columns`, `keysets`, which its column `keys`

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import compat
 from ..batch.candidates import LONGER, PendingGroups
 from ..buffer.replay_buffer import OTHER_RULE
@@ -270,7 +272,7 @@ class RankPart:
 
     def _forget_longer(self, mine: RankState) -> None:
         most = self._longest(mine)
-        dropped = self._buffer.forget_longer(most)
+        dropped = self._buffer.forget(np.any(self._buffer.table.row_length > most, axis=1))
         if dropped:
             self._buffer.totals.reasons[f"an entry was dropped: {LONGER}={most}"] += dropped
 
@@ -296,7 +298,8 @@ class RankPart:
         return sorted(stored)
 
     def _forget_gone(self, tasks: Sequence[int]) -> None:
-        dropped = self._buffer.forget_tasks(tasks)
+        table = self._buffer.table
+        dropped = self._buffer.forget(np.isin(table.prompt, tasks) & (table.origin == 0))
         if dropped:
             self._buffer.totals.reasons[f"an entry was dropped: {GONE}"] += dropped
             self._tell(f"{dropped} stored groups left the replay buffer: {GONE}.")

@@ -228,7 +228,7 @@ class Components:
 
     def correct(self, rows: ReplayedRows) -> Corrected:
         """Return what the correction gives replayed rows, within bounds and gates."""
-        corrected = self.hooks.correct(rows, self.buffer.local_context(), self.errors.check)
+        corrected = self.hooks.correct(rows, self.buffer.context(local=True), self.errors.check)
         return self.loss.gates(rows, self.loss.bounds(rows, corrected))
 
     def weight_before_the_loss(self, age: int, chance: float) -> float:
@@ -248,5 +248,5 @@ class Components:
             ages=torch.tensor([age]),
             priorities=torch.tensor([chance]),
         )
-        weights = self.hooks.correct(rows, self.buffer.local_context()).weights
+        weights = self.hooks.correct(rows, self.buffer.context(local=True)).weights
         return 1.0 if weights is None else float(weights.flatten()[0])

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from .. import compat
 from ..base.transfer import changes_in_place, fingerprint
 from ..batch.candidates import LONGER, STALE, Block, Candidate, PendingGroups, serials_of
@@ -454,7 +456,7 @@ class Step:
         before, self._longest = self._longest, compat.longest_completion(self._trainer())
         if self._longest >= before:
             return
-        dropped = self._buffer.forget_longer(self._longest)
+        dropped = self._buffer.forget(np.any(self._buffer.table.row_length > self._longest, axis=1))
         pending = self.carry.pending
         if pending is not None:
             self.carry.pending, refused = pending.up_to(self._longest)
@@ -492,7 +494,7 @@ class Step:
         if self.rounds is not None:
             values["replay/rounds"] = float(self.rounds.done)
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
-        context = replace(self._buffer.local_context(), fresh=fresh.groups)
+        context = replace(self._buffer.context(local=True), fresh=fresh.groups)
         self._reporting.log_groups({**total, **since}, fresh.rule.scored, context, values)
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
         self._reporting.record({"replay/seconds": time.perf_counter() - started - generating})
