@@ -725,11 +725,6 @@ def own_generation(trainer: Any) -> str:
     return ""
 
 
-def has_tools(trainer: Any) -> bool:
-    """Return whether the model may call tools."""
-    return bool(getattr(trainer, "tools", None))
-
-
 def cuts_off(trainer: Any) -> bool:
     """Return whether completions without an end are masked."""
     return bool(getattr(trainer, "mask_truncated_completions", False))
