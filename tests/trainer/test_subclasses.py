@@ -223,6 +223,26 @@ def test_trainers_that_go_around_the_tap_are_refused_by_name(made, name):
         trl_replay.attach(trainer)
 
 
+class CutsTokens(Spy):
+    """A trainer whose loss trains on the first tokens alone, to save memory."""
+
+    def _compute_loss(self, model, inputs):
+        cut = ("completion_ids", "completion_mask", "old_per_token_logps")
+        return super()._compute_loss(
+            model, {key: value[:, :4] if key in cut else value for key, value in inputs.items()}
+        )
+
+
+def test_a_group_whose_tokens_the_loss_cuts_off_is_refused_and_told(tmp_path):
+    """Their log-probs are unknown."""
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=CutsTokens)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert len(session.buffer) == 0
+    assert "a trainable token has no finite log-prob" in session.explain()
+
+
 COPIES = {
     "stars": lambda inputs: {**inputs},
     "dict": dict,
