@@ -223,6 +223,19 @@ def test_trainers_that_go_around_the_tap_are_refused_by_name(made, name):
         trl_replay.attach(trainer)
 
 
+def test_a_batch_that_loses_its_row_ids_before_the_loss_is_refused_in_the_first_loss(tmp_path):
+    """Nothing is replayed yet: it was refused after an update, with super() as the remedy, which it calls."""
+
+    class Rebuilds(Spy):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            rebuilt = {key: value for key, value in inputs.items() if not key.startswith("trl_replay")}
+            return super().compute_loss(model, rebuilt, *args, **kwargs)
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Rebuilds)
+    check_refused(trainer, "has lost 'trl_replay_rows'.* take this key along")
+    assert trainer.state.global_step == 0
+
+
 class CutsTokens(Spy):
     """A trainer whose loss trains on the first tokens alone, to save memory."""
 

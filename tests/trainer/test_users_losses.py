@@ -41,7 +41,7 @@ REFUSED = {
     "a_patch_on_the_class": "did not use 'old_per_token_logps'",
     "a_patch_with_wraps_on_the_class": "did not use 'old_per_token_logps'",
     "a_patch_of_trls_class": "did not use 'old_per_token_logps'",
-    "rebuilt_around_the_loss": "has lost 'trl_replay_rows'|were not seen to run",
+    "rebuilt_around_the_loss": "has lost 'trl_replay_rows'",
     "by_the_type_of_itself": r"super\(type\(self\), self\)",
     "whole_loss_that_in_a_copy": "did not use 'old_per_token_logps'",
     "whole_loss_that_reads_advantages_first": "did not use 'advantages'",

@@ -141,11 +141,11 @@ class Tap:
         """Tell whether a loss is to go through `loss`: on a batch with row ids, and not within another one.
 
         Raises:
-            SeamError: The batch has lost its row ids, and replayed rows can't be told from others.
+            SeamError: The batch has lost its row ids: in the first loss on it, or where it has replayed rows.
         """
         if self._given is not None or ROWS in inputs:
             return self._given is None
-        if training and self.supply.placed.lengths:
+        if training and (self.handshake.awaited or self.supply.placed.lengths):
             raise SeamError(
                 f"A micro-batch has lost {ROWS!r}, which tells replayed rows from fresh ones: where compute_loss "
                 "makes a batch of its own, take this key along, or train without replay: use_replay=False."
