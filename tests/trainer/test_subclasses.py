@@ -149,8 +149,8 @@ class NeverReads(Spy):
         return -((logps - logps.detach()).exp() * inputs["advantages"].unsqueeze(1)).mean()
 
 
-def check_refused(trainer, words):
-    session = trl_replay.attach(trainer)
+def check_refused(trainer, words, **settings):
+    session = trl_replay.attach(trainer, **settings)
     with pytest.raises(trl_replay.SeamError, match=words):
         trainer.train()
     assert session.totals.counters["replaced"] == 0
@@ -223,8 +223,9 @@ def test_trainers_that_go_around_the_tap_are_refused_by_name(made, name):
         trl_replay.attach(trainer)
 
 
-def test_a_batch_that_loses_its_row_ids_before_the_loss_is_refused_in_the_first_loss(tmp_path):
-    """Nothing is replayed yet: it was refused after an update, with super() as the remedy, which it calls."""
+@pytest.mark.parametrize("settings", [{}, {"replay_buffer_size": 0, "replay_unfilled": "mask"}])
+def test_a_batch_that_loses_its_row_ids_before_the_loss_is_refused_in_the_first_loss(tmp_path, settings):
+    """Nothing is replayed yet: it was refused after an update, or without a buffer trained rows that are masked."""
 
     class Rebuilds(Spy):
         def compute_loss(self, model, inputs, *args, **kwargs):
@@ -232,7 +233,7 @@ def test_a_batch_that_loses_its_row_ids_before_the_loss_is_refused_in_the_first_
             return super().compute_loss(model, rebuilt, *args, **kwargs)
 
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Rebuilds)
-    check_refused(trainer, "has lost 'trl_replay_rows'.* take this key along")
+    check_refused(trainer, "has lost 'trl_replay_rows'.* take this key along", **settings)
     assert trainer.state.global_step == 0
 
 
