@@ -494,6 +494,12 @@ def of_its_own(self: Any, inputs: Any, logps: Any) -> Any:
     return own(inputs, new, old_of(inputs, new), inputs["advantages"])
 
 
+def asks_whether_it_has_old(self: Any, inputs: Any, logps: Any) -> Any:
+    """The batch of the first loss has none, as stock's."""
+    new = logps()
+    return own(inputs, new, inputs[OLD] if OLD in inputs else new.detach(), inputs["advantages"])
+
+
 def in_a_copy(self: Any, inputs: Any, logps: Any) -> Any:
     return of_its_own(self, {**inputs}, logps)
 
@@ -542,8 +548,8 @@ def shapes_after(self: Any, inputs: Any, logps: Any) -> Any:
 WHOLE = {
     f"whole_loss_that_{loss.__name__}": whole(loss)
     for loss in (
-        of_its_own, in_a_copy, with_a_teacher_first, reads_advantages_first, reads_advantages_again_for_nothing,
-        takes_its_own_for_old, detaches_its_ratio, shapes_before, shapes_after,
+        of_its_own, asks_whether_it_has_old, in_a_copy, with_a_teacher_first, reads_advantages_first,
+        reads_advantages_again_for_nothing, takes_its_own_for_old, detaches_its_ratio, shapes_before, shapes_after,
     )
 }  # fmt: skip
 CASES |= WHOLE

@@ -95,6 +95,21 @@ def test_detach_refuses_when_something_was_patched_on_top(trainer):
     trl_replay.detach(trainer)
 
 
+def test_a_patch_on_top_of_the_log_probs_is_refused_in_the_first_loss(trainer):
+    """Stored log-probs would be those without the patch, and the loss would compare them with those of the patch."""
+    trl_replay.attach(trainer)
+    ours, before = trainer._get_per_token_logps_and_entropies, weights_hash(trainer)
+
+    def halved(*args, **kwargs):
+        logps, *others = ours(*args, **kwargs)
+        return (logps / 2, *others)
+
+    trainer._get_per_token_logps_and_entropies = halved
+    with pytest.raises(trl_replay.SeamError, match=r"replaced by .*halved.* Make that replacement on the class"):
+        trainer.train()
+    assert weights_hash(trainer) == before
+
+
 def test_a_class_patch_made_after_attach_still_applies(trainer, monkeypatch):
     trl_replay.attach(trainer)
     calls = []

@@ -358,10 +358,15 @@ def test_groups_whose_log_probs_turn_out_not_finite_are_refused(attached):
     session = attached
     with torch.no_grad():
         session.trainer.model.get_output_embeddings().weight.fill_(float("nan"))
-    with pytest.warns(UserWarning, match="No group .* a trainable token's log-prob is not finite"):
+    with pytest.warns(UserWarning, match="No group .* a trainable token has no finite log-prob"):
         assert session.add(TEACHER) == 0
     assert len(session.buffer) == len(session.buffer.held()) == 0
-    assert session.totals.reasons["a group was refused: a trainable token's log-prob is not finite"] == 2
+    assert (
+        session.totals.reasons[
+            "a group was refused: a trainable token has no finite log-prob: its file or the loss gave none"
+        ]
+        == 2
+    )
     assert session.totals.counters["stored"] == 0
 
 

@@ -74,7 +74,7 @@ def test_38_log_probs_of_tokens_that_are_not_trained_on_may_be_fillers(session, 
 
 # groups that are refused and counted
 
-NOT_FINITE = "a trainable token's log-prob is not finite"
+NOT_FINITE = "a trainable token has no finite log-prob: its file or the loss gave none"
 REFUSED = [
     (changed(old_per_token_logps=[-1.0, math.nan]), NOT_FINITE),
     ([{**row, "reward": 1e-300 * row["reward"]} for row in rows()], "its rewards do not differ"),

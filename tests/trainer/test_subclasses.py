@@ -149,8 +149,8 @@ class NeverReads(Spy):
         return -((logps - logps.detach()).exp() * inputs["advantages"].unsqueeze(1)).mean()
 
 
-def check_refused(trainer, words):
-    session = trl_replay.attach(trainer)
+def check_refused(trainer, words, **settings):
+    session = trl_replay.attach(trainer, **settings)
     with pytest.raises(trl_replay.SeamError, match=words):
         trainer.train()
     assert session.totals.counters["replaced"] == 0
@@ -221,6 +221,40 @@ def test_trainers_that_go_around_the_tap_are_refused_by_name(made, name):
     trainer = made(type(name, (Checked,), {}))
     with pytest.raises(trl_replay.ContractError, match=r"it replays by itself|Unsloth's loss does not call"):
         trl_replay.attach(trainer)
+
+
+@pytest.mark.parametrize("settings", [{}, {"replay_buffer_size": 0, "replay_unfilled": "mask"}])
+def test_a_batch_that_loses_its_row_ids_before_the_loss_is_refused_in_the_first_loss(tmp_path, settings):
+    """Nothing is replayed yet: it was refused after an update, or without a buffer trained rows that are masked."""
+
+    class Rebuilds(Spy):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            rebuilt = {key: value for key, value in inputs.items() if not key.startswith("trl_replay")}
+            return super().compute_loss(model, rebuilt, *args, **kwargs)
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Rebuilds)
+    check_refused(trainer, "has lost 'trl_replay_rows'.* take this key along", **settings)
+    assert trainer.state.global_step == 0
+
+
+class CutsTokens(Spy):
+    """A trainer whose loss trains on the first tokens alone, to save memory."""
+
+    def _compute_loss(self, model, inputs):
+        cut = ("completion_ids", "completion_mask", "old_per_token_logps")
+        return super()._compute_loss(
+            model, {key: value[:, :4] if key in cut else value for key, value in inputs.items()}
+        )
+
+
+def test_a_group_whose_tokens_the_loss_cuts_off_is_refused_and_told(tmp_path):
+    """Their log-probs are unknown."""
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=CutsTokens)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert len(session.buffer) == 0
+    assert "a trainable token has no finite log-prob" in session.explain()
 
 
 COPIES = {

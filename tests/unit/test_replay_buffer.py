@@ -41,9 +41,15 @@ def drawn(buffer, slots=4, tally=None, **asked):
     ("fields", "reason"),
     [
         ({"trainable": np.zeros((1, 4), np.int64)}, "it has no trainable token"),
-        ({"behavior_logps": np.array([[-1.0, np.nan, -1.0, -1.0]])}, "a trainable token's log-prob is not finite"),
-        ({"behavior_logps": None}, "a trainable token's log-prob is not finite"),
-        ({"behavior_logps": UNKNOWN, "origin": np.array([FROM_FILE])}, "a trainable token's log-prob is not finite"),
+        (
+            {"behavior_logps": np.array([[-1.0, np.nan, -1.0, -1.0]])},
+            "a trainable token has no finite log-prob: its file or the loss gave none",
+        ),
+        ({"behavior_logps": None}, "a trainable token has no finite log-prob: its file or the loss gave none"),
+        (
+            {"behavior_logps": UNKNOWN, "origin": np.array([FROM_FILE])},
+            "a trainable token has no finite log-prob: its file or the loss gave none",
+        ),
         ({"prompt": np.array([7])}, "its prompt is solved (replay_retire_passes)"),
     ],
 )

@@ -23,7 +23,7 @@ from .rules import Rules
 from .store import Store
 
 SOLVED = "its prompt is solved (replay_retire_passes)"
-NOT_FINITE = "a trainable token's log-prob is not finite"
+NOT_FINITE = "a trainable token has no finite log-prob: its file or the loss gave none"
 TOO_LARGE = f"its reward is larger than {LARGEST_ADVANTAGE:g}, which no gradient of float32 bears"
 OTHER_RULE = "another reward rule scored it"
 MANY_RULES = 3

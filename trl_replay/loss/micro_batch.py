@@ -22,7 +22,7 @@ COMPOSED, SILENT, EXCLUDED, WITHOUT_KL = 1, 2, 4, 8
 
 
 class ReadNotes(dict[str, Any]):
-    """A copy of a batch that notes in `read` which keys are read."""
+    """A copy of a batch that notes in `read` which keys are read, or asked for by `in`."""
 
     def __init__(self, batch: Mapping[str, Any]) -> None:
         super().__init__(batch)
@@ -31,6 +31,10 @@ class ReadNotes(dict[str, Any]):
     def __getitem__(self, key: str) -> Any:
         self.read.add(key)
         return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """As `dict.get`."""

@@ -87,6 +87,7 @@ class Tap:
         self.classes = LossClasses(self.part)
         self._candidates: dict[int, Candidate] = {}
         self._denominator = Denominator()
+        self._flagged = False  # whether rows of the batch train something else than in stock
         self.fresh = FreshStats(form)
 
     def expect(
@@ -112,6 +113,7 @@ class Tap:
         ids = torch.stack([torch.zeros_like(flags), flags], dim=1)
         numbers = ids.numpy()
         self._denominator = denominator
+        self._flagged = bool((flags & ~COMPOSED).any())
         self._candidates = {candidate.serial: candidate for candidate in candidates}
         for candidate in candidates:
             count = candidate.rows.stop - candidate.rows.start
@@ -134,18 +136,18 @@ class Tap:
 
     def expect_nothing(self) -> None:
         """Expect a generation batch that replay left as it was."""
-        self._candidates = {}
+        self._candidates, self._flagged = {}, False
         self.supply.place([], torch.empty(0), torch.empty(0))
 
     def opens(self, inputs: Any, training: bool) -> bool:
         """Tell whether a loss is to go through `loss`: on a batch with row ids, and not within another one.
 
         Raises:
-            SeamError: The batch has lost its row ids, and replayed rows can't be told from others.
+            SeamError: The batch has lost its row ids: in the first loss on it, or where rows do not train as in stock.
         """
         if self._given is not None or ROWS in inputs:
             return self._given is None
-        if training and self.supply.placed.lengths:
+        if training and (self.handshake.awaited or self._flagged or self.supply.placed.lengths):
             raise SeamError(
                 f"A micro-batch has lost {ROWS!r}, which tells replayed rows from fresh ones: where compute_loss "
                 "makes a batch of its own, take this key along, or train without replay: use_replay=False."

@@ -392,7 +392,7 @@ class Step:
             composed, placements = compose_batch(fresh, agreed.decision, payload, self._components)
             candidates = collect(fresh, agreed.decision.candidates, self._components)
             self.carry.collected(PendingGroups(fresh.groups, candidates), self._buffer.clock.update)
-            self.handshake.awaited = True
+            self.handshake.awaited = self._buffer.capacity > 0
             waiting = [] if fresh.logps_known else [candidate for candidate in candidates if candidate.waits]
             share = padding(composed)
             composed = self._expect(fresh, agreed, composed, waiting, placements)

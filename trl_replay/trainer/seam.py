@@ -12,7 +12,7 @@ import torch
 from .. import compat
 from ..checkpoint import saving
 from ..distributed.row_layout import RUNS
-from ..errors import AttachError
+from ..errors import AttachError, SeamError
 from ..generation.rounds import mark_replaced, take_column
 from ..protocols import AttachedSession
 from ..session import Session
@@ -199,6 +199,11 @@ def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: A
 def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any) -> Any:
     if not session.step.tap.opens(inputs, trainer.model.training):
         return stock(model, inputs)
+    if not _is_ours(found := trainer.__dict__.get(compat.LOGPS), session):
+        raise SeamError(
+            f"{compat.LOGPS} was replaced by {_origin(found)} after replay was attached: stored log-probs would "
+            "be compared with others. Make that replacement on the class, or train without replay: use_replay=False."
+        )
     with session.step.tap.classes.inserted(trainer):
         whole = getattr(type(trainer), compat.LOSS).__get__(trainer)
         return session.step.tap.loss(lambda batch: whole(model, batch), inputs)
