@@ -130,14 +130,17 @@ class Candidate:
         if len(self.records) < len(lengths) or None in self.records:
             return False
         blocks = {id(record.block): record.block.rows().float().numpy() for record in self.records if record}
-        cut_off = np.full(max(lengths), np.nan, np.float32)  # what the loss left out has no log-probs
         rows = [
-            np.append(row := blocks[id(one.block)][one.place, :length], cut_off[: length - len(row)])
-            for one, length in zip(self.records, lengths, strict=True)
-            if one
+            blocks[id(one.block)][one.place, :length] for one, length in zip(self.records, lengths, strict=True) if one
         ]
+        cut_off = [length - len(row) for row, length in zip(rows, lengths, strict=True)]
+        if any(cut_off):  # the loss left out a row's end: there are no log-probs of it
+            rows = [
+                np.append(row, np.full(count, np.nan, np.float32)) for row, count in zip(rows, cut_off, strict=True)
+            ]
         recorded = torch.from_numpy(np.concatenate(rows))
-        recorded = torch.where(trained_tokens(self.group), recorded, recorded.nan_to_num(0.0))
+        if any(cut_off):
+            recorded = torch.where(trained_tokens(self.group), recorded, recorded.nan_to_num(0.0))
         tensors = fill_missing({**self.group.tensors, OLD_LOGPS: recorded})
         group = self.group
         self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
