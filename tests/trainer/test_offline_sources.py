@@ -142,6 +142,16 @@ def test_a_file_that_cannot_be_read_is_named(session, tmp_path, name):
         session.add(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "remedy"),
+    [("empty.jsonl", "", "with a row or more"), ("broken.jsonl", '{"prompt": ', r"load_dataset\('json'")],
+)
+def test_an_error_of_a_file_says_what_to_give(session, tmp_path, name, text, remedy):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ReplayError, match=f"{name}.*{remedy}"):
+        session.add(tmp_path / name)
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_73_and_174_a_file_that_has_a_column_twice_is_named(session, tmp_path, name):
     path, names = tmp_path / name, ["prompt", "completion", "reward", "reward"]

@@ -154,7 +154,10 @@ class Reader:
                     "docs/files.md has the two lines that convert other forms."
                 )
             if name in row and not (value is None or isinstance(value, str) or _are_messages(value)):
-                raise ReplayError(f"{label} has {name}={shown(value)}, which is neither text nor messages.")
+                raise ReplayError(
+                    f"{label} has {name}={shown(value)}, which is neither text nor messages. CSV makes numbers of "
+                    "texts: write JSON Lines or Parquet."
+                )
             if ids is not None:
                 numbers = _numbers(row, f"{name}_ids", label, (0, self._vocabulary - 1), whole=True)
                 row[f"{name}_ids"] = numbers.astype(np.int32)
@@ -435,7 +438,10 @@ def _read(path: Path) -> Iterator[Any]:
     try:
         yield from load_dataset(kind, data_files=str(path), split="train", streaming=True)
     except Exception as error:  # of datasets, pyarrow, pandas or the system
-        raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
+        raise ReplayError(
+            f"{path} can't be read: {type(error).__name__}: {error}. Give what datasets.load_dataset({kind!r}, "
+            "data_files=…) reads, with a row or more."
+        ) from error
 
 
 def source_name(source: Any) -> str:
