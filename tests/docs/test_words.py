@@ -13,7 +13,14 @@ WORDS = {page: len(re.findall(r"\S*\w\S*", text)) for page, text in WRITTEN.item
 """With a letter or a digit: the borders of tables are none. What is generated is not counted."""
 IN_ALL = 25_500
 A_PAGE = 1_750
-REFERENCE = {"architecture.md", "compatibility.md", "hooks.md", "metrics.md", "reference/settings.md", "reference/strategies.md"}
+REFERENCE = {
+    "architecture.md",
+    "compatibility.md",
+    "hooks.md",
+    "metrics.md",
+    "reference/settings.md",
+    "reference/strategies.md",
+}
 """Pages to look things up in."""
 
 

@@ -54,7 +54,7 @@ class OwnMask(Spy):
 def test_a_trainer_that_makes_other_completions_or_masks_of_rows_is_refused_by_name(tmp_path, made, method):
     session = attached(make_trainer(tmp_path, Rewards([DEAD] * 3), trainer_class=made))
     words = (
-        rf"{made.__name__}\.{method}.* made other completions or masks .*Row 0 of the rows given.*nothing was stored"
+        rf"{made.__name__}\.{method}.* made other completions or masks .*Row 0 of the rows .*none of these was stored"
     )
     with pytest.raises(ReplayError, match=words):
         session.add(TEACHER)

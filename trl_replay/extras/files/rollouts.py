@@ -73,8 +73,8 @@ class Rollouts:
         where = compat.own_generation(self._trainer) or "this release of TRL"
         raise ReplayError(
             f"{where} made other completions or masks than those it was handed ({self._rows[0].label} and on), so "
-            "their rewards would have been those of other texts: nothing was stored. Let it ask rollout_func, as "
-            "TRL's own _generate does, and leave completions as they are; or train without rows from elsewhere."
+            "their rewards would have been those of other texts: none of these was stored. Let it ask rollout_func, "
+            "as TRL's own _generate does, and leave completions as they are; or train without rows from elsewhere."
         )
 
     def _is_as_handed(self, batch: Batch, row: int, one: Rollout) -> bool:
