@@ -16,6 +16,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import Field, fields
+from itertools import starmap
 from pathlib import Path
 from typing import get_type_hints
 from unittest import mock
@@ -35,8 +36,8 @@ from trl_replay.strategies import Builtin  # noqa: E402
 
 MARKED = re.compile(r"^<!-- (\w+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 WIDTH = 119
-FIRST = re.compile(r".+?[.:](?= |$)")
-"""The first sentence of a setting's help."""
+HELP = re.compile(r"^  -h, --help .*\n", re.MULTILINE)
+"""Every command has it."""
 PAGE = re.compile(r"\bdocs/([\w/-]+\.md)")
 PAPERS = "trl-replay-papers"
 SETTINGS = {field.name: field for field in fields(ReplayConfig)}
@@ -51,20 +52,14 @@ def filled(markdown: str) -> str:
 
 
 def settings() -> str:
-    """Every setting: a table, and a section with an anchor for each."""
-    table = ["| setting | default | |", "|---|---|---|", *map(_row, SETTINGS.values())]
+    """Every setting: a table by purpose, and a section with an anchor for each."""
+    table = ["| to choose | settings |", "|---|---|", *starmap(_row, run.GROUPS.items())]
     sections = map(_section, SETTINGS.values())
     return "\n".join(table) + "\n\n" + "\n".join(sections)
 
 
-def _row(field: Field[object]) -> str:
-    return f"| [`{field.name}`](#{field.name}) | {_default(field)} | {_first(field)} |"
-
-
-def _first(field: Field[object]) -> str:
-    found = FIRST.match(field.metadata["help"])
-    assert found, field.name
-    return found[0].rstrip(":")
+def _row(purpose: str, names: str) -> str:
+    return f"| {purpose} | {', '.join(f'[`replay_{name}`](#replay_{name})' for name in names.split())} |"
 
 
 def _section(field: Field[object]) -> str:
@@ -104,7 +99,7 @@ def commands() -> str:
     assert isinstance(subparsers.choices, dict)
     with mock.patch.dict(os.environ, COLUMNS="100"):
         helps = {name: each.format_help() for name, each in {**subparsers.choices, RUN: run.parser()}.items()}
-    shown = ((name, text.partition("\nsettings of replay:")[0]) for name, text in helps.items())
+    shown = ((name, HELP.sub("", text.partition("\nsettings of replay:")[0])) for name, text in helps.items())
     return "\n".join(f"## `trl-replay {name}`\n\n```text\n{text.rstrip()}\n```\n" for name, text in shown)
 
 
@@ -112,14 +107,14 @@ def presets() -> str:
     """A table of all presets of papers."""
     rows = [" | ".join([f"| [`{name}`]({page})", *_cells(name)]) + " |" for name, page in BUILT_IN.items()]
     rows += [" | ".join([f"| [`{name}`][{name}]", *_cells(name)]) + " |" for name in METHODS]
-    return "\n".join(["| preset | what it is | replays or changes | sets |", "|---|---|---|---|", *rows])
+    return "\n".join(["| preset | what it is | replays or changes |", "|---|---|---|", *rows])
 
 
 def _cells(name: str) -> list[str]:
     preset = PRESETS[name]
     card = parsed(preset.documentation) if name in METHODS else None
     words = [card.title, card.level] if card else [preset.summary, "groups"]
-    return [cell.replace("|", r"\|") for cell in (*words, _sets(preset))]
+    return [cell.replace("|", r"\|") for cell in words]
 
 
 def _sets(preset: Preset) -> str:

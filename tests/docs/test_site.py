@@ -212,7 +212,7 @@ def test_every_preset_has_a_page_with_what_it_sets_and_a_row_in_the_index():
         assert all(f"`{setting}=" in text for setting in preset.settings)
         assert f"[`{name}`]" in index
     assert {Path(page).stem for page in made.method_pages()} == {*made.BUILT_IN, *METHODS}
-    assert {len(row) for row in rows(made.presets())} == {4}, "a bar in a title is no border of a cell"
+    assert {len(row) for row in rows(made.presets())} == {3}, "a bar in a title is no border of a cell"
 
 
 def test_the_index_of_methods_leads_to_the_text_of_each():

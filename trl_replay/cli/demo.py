@@ -22,7 +22,7 @@ ENVIRONMENT = {
 INTRODUCTION = """\
 A combination lock: 8 keys, each opened by one of 256 codes. The model begins with random codes, so nearly every group
 of 8 answers is all wrong and has no gradient. A tiny model trains with stock GRPO and with replay, next to each other,
-in about a minute on two free cores.
+in one to four minutes.
 """
 REMARK = """
 One lock shows a difference and does not measure it, and this toy task was made for replay. Whether replay would help
@@ -62,4 +62,6 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-DEMO = Command("demo", "trains a tiny model with stock GRPO and with replay, in about a minute", _add_options, _run)
+DEMO = Command(
+    "demo", "trains a tiny model with stock GRPO and with replay, in one to four minutes", _add_options, _run
+)

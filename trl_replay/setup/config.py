@@ -126,21 +126,17 @@ class ReplayConfig:
     replay_buffer_size: Annotated[int, Rule(whole(0))] = setting(
         64,
         """Number of groups (of `num_generations` completions) that the buffer keeps per process (with `gathered`, on
-        average). `0` stores nothing; settings that need no buffer
-        still work (`replay_refill`, `replay_unfilled`, a plugin that shapes advantages or chooses prompts).
-        Without any of these, the trainer does not change.""",
+        average). `0` stores nothing; settings that need no buffer still work.""",
     )
     replay_max_bytes: Annotated[int | str | None, Rule(optional(size_in_bytes), ranks="own")] = setting(
         None,
-        """Limit on the memory of the buffer, table and payload together, per process (with `gathered`, on average):
-        `"512MB"`, `"2GiB"`. Groups are evicted when this limit or `replay_buffer_size` is reached. No limit if not
-        set.""",
+        """Limit on the buffer's memory, per process (with `gathered`, on average): `"512MB"`, `"2GiB"`. Groups are
+        evicted when it or `replay_buffer_size` is reached.""",
     )
     replay_scorer: Annotated[str, Rule(strategy("scorer"))] = setting(
         "advantage_std",
-        """Priority of a stored group. The evictor `heap` keeps the highest, the sampler `proportional` draws in
-        proportion to it, and `prompt_balanced` does the same per prompt. Write a strategy's arguments in parentheses:
-        `"pass_rate(target=0.5)"`; `trl-replay list NAME` shows them.""",
+        """Priority of a stored group, by which `heap` evicts, `proportional` samples, and `prompt_balanced` does both
+        per prompt. Arguments stand in parentheses: `"pass_rate(target=0.5)"`; `trl-replay list NAME` shows them.""",
     )
     replay_evictor: Annotated[str, Rule(strategy("evictor"))] = setting(
         "prompt_balanced", """Which stored groups leave a full buffer."""
@@ -149,8 +145,7 @@ class ReplayConfig:
         "prompt_balanced", """Which stored groups are drawn for replay."""
     )
     replay_selector: Annotated[str, Rule(strategy("selector"))] = setting(
-        "zero_std",
-        """Which fresh groups stored ones may replace; by default dead groups, whose advantages are all equal.""",
+        "zero_std", """Which fresh groups may be replaced; by default dead groups, whose advantages are all equal."""
     )
     replay_mixer: Annotated[str, Rule(strategy("mixer"))] = setting(
         "whole", """Whether stored rows replace a whole group (`whole`) or some of its rows (`inject`)."""
@@ -158,18 +153,17 @@ class ReplayConfig:
     replay_scope: Annotated[str, Rule(strategy("scope"))] = setting(
         AUTO,
         """Which processes share a buffer: none (`process`), or all (`gathered`), each group stored on one of them.
-        `"auto"` is `process` on one process, or if each process has at least four whole groups per batch, otherwise
-        `gathered`; `session.explain()` says which and why. A resumed run keeps its
-        checkpoint's scope.""",
+        `"auto"` is `process` on one process, or if each has at least four whole groups per batch, otherwise
+        `gathered`. A resumed run keeps its checkpoint's.""",
     )
     replay_correction: Annotated[str, Rule(strategy("correction"))] = setting(
-        "ratio", """Off-policy correction: how the loss accounts for replayed rows that an older policy generated."""
+        "ratio", """Off-policy correction: how the loss accounts for an older policy's rows."""
     )
     replay_max_age: Annotated[int | None, Rule(optional(whole(1)))] = setting(
-        None, """Maximum age of a replayed group, in optimizer updates since it was generated. No limit if not set."""
+        None, """Maximum age of a replayed group, in optimizer updates since it was generated."""
     )
     replay_max_uses: Annotated[int | None, Rule(optional(whole(1)))] = setting(
-        None, """Maximum number of times that a stored group is replayed. No limit if not set."""
+        None, """Maximum number of replays of a stored group."""
     )
     replay_max_fraction: Annotated[float, Rule(share)] = setting(
         1.0, """Maximum fraction of a generation batch's groups that replay may replace."""
@@ -177,78 +171,70 @@ class ReplayConfig:
     replay_start: Annotated[int | str | None, Rule(start)] = setting(
         ADAPTIVE,
         """Number of optimizer updates before replay starts; the buffer fills from the beginning. `"adaptive"` waits
-        while rewards are sparse (fewer than four live groups so far, that is groups with unequal advantages, or
-        fewer than one in ten): until 16 groups were stored, or a quarter of the buffer's size if that is less, as
-        long as live groups keep coming, and for at most a quarter of the run. After the first replay or a warm
-        start it does not wait. `"pass_rate(0.35)"` waits until this fraction of completions passes, as a running
-        average over about 32 batches. `None` or `0` does not wait.""",
+        for 16 stored groups while fewer than four groups, or one in ten, are live (docs/by-symptom.md).
+        `"pass_rate(0.35)"` waits until this fraction of completions passes, as a running average over about 32
+        batches. `None` or `0` does not wait.""",
     )
     replay_task_columns: Annotated[list[str] | None, Rule(optional(names("column")))] = setting(
         None,
-        """Columns of the dataset that, with prompt and images, identify a task. Rows with one prompt but another
-        label, tests or seed are different tasks, which never exchange completions. All columns if not set; with
-        `[]` (on the command line `""`) only the prompt.""",
+        """Columns of the dataset that, with prompt and images, identify a task. Tasks never exchange completions. All
+        columns if not set; with `[]` (on the command line `""`) only the prompt.""",
     )
     replay_reward: Annotated[str | None, Rule(optional(function_name))] = setting(
         None,
-        """Reward function that decides whether a group is dead, its priority, and whether a completion passes, by its
-        name in TRL's log; advantages stay TRL's. The weighted sum of all if not set, and for groups that this function
-        does not score.""",
+        """Reward function, by its name in TRL's log, that decides whether a group is dead, its priority, and whether a
+        completion passes. The weighted sum of all if not set, and for groups that it does not score.""",
     )
     replay_pass_reward: Annotated[float | None, Rule(optional(number("a finite number")))] = setting(
         None,
-        """Minimum reward of a completion that passes. If not set, and as long as the reward that counts has had
-        exactly two values, the higher one passes. Otherwise it is unknown which completions pass and which prompts
-        are solved; `replay_kl="all_wrong"` then uses the lowest reward seen.""",
+        """Minimum reward of a completion that passes. If not set, the higher one of two values passes; with more, what
+        passes is unknown, and `replay_kl="all_wrong"` uses the lowest reward seen.""",
     )
     replay_retire_passes: Annotated[int | None, Rule(optional(whole(1)))] = setting(
         None,
-        """Number of passing completions in a fresh group at which its prompt counts as solved: its stored groups leave
-        the buffer, and such groups are not stored. Never if not set.""",
+        """Number of passing completions in a fresh group that make its prompt solved: its groups leave the buffer, and
+        such groups are not stored.""",
     )
     replay_max_weight: Annotated[
         float | None, Rule(optional(number("a number above 0, at most 1,000,000", most=1000000.0, above=0.0)))
     ] = setting(
         None,
-        """Upper bound on the factor of a replayed token's policy loss: the importance ratio, before the loss
-        clips it, times all weights. If not set, only the ratio is bounded, by 20.""",
+        """Upper bound on a replayed token's importance ratio (before clipping) times all weights. If not set, only the
+        ratio is bounded, by 20.""",
     )
     replay_advantages: Annotated[str, Rule(choice("auto", "stored", "joint", "split"))] = setting(
         "auto",
         """Advantages of a group with replaced rows: `"stored"` (each row keeps its own), `"joint"` (recomputed over
-        all of its rows), `"split"` (recomputed over fresh and stored rows separately), or `"auto"`: stored if the
-        whole group is replaced, otherwise joint.""",
+        all rows), `"split"` (over fresh and stored rows separately), or `"auto"`: stored if the whole group is
+        replaced, otherwise joint.""",
     )
     replay_record: Annotated[str, Rule(choice("auto", "loss", "forward"))] = setting(
         "auto",
-        """Source of fresh groups' log-probs: `"loss"`, the forward pass of the loss, which never sees replaced rows,
-        or `"forward"`, one more forward pass without gradients per batch, so that live groups that are replaced, or
-        receive stored rows, can be stored too. `"auto"`: the extra pass if the selector may choose live groups.""",
+        """Source of fresh groups' log-probs: `"loss"`, which never sees replaced rows; `"forward"`, one more forward
+        pass per batch, so that live groups that lose rows can be stored too; `"auto"`: the extra pass if the
+        selector may choose live groups.""",
     )
     replay_kl: Annotated[str, Rule(choice("all", "fresh", "all_wrong"))] = setting(
         "all",
-        """Rows whose KL term counts (`beta` ≠ 0): `"all"`, `"fresh"` (no replayed ones, which then store no
-        reference log-probs), or `"all_wrong"`: fresh rows of dead groups (all advantages equal) in which no row
-        passes. These groups are never replaced.""",
+        """Rows whose KL term counts (`beta` ≠ 0): `"all"`, `"fresh"` (not replayed ones), or `"all_wrong"`: fresh rows
+        of dead groups in which no row passes, which are then never replaced.""",
     )
     replay_iterations: Annotated[str, Rule(choice("same", "replay"))] = setting(
         "same",
         """Batch of iterations 2 to `num_iterations`: the `"same"` one again, or with `"replay"` groups newly drawn
-        from the buffer, without generating.""",
+        from the buffer.""",
     )
     replay_unfilled: Annotated[str, Rule(choice("keep", "mask", "exclude", "intra_batch"))] = setting(
         "keep",
-        """Treatment of dead groups (all advantages equal) that replay does not replace: `"keep"` trains them as TRL
-        does; `"mask"` removes their KL and entropy gradient; `"exclude"` also removes them from the loss's
-        denominator; `"intra_batch"` replaces them with copies of the same batch's live groups.""",
+        """Treatment of dead groups that replay does not replace: `"keep"` trains them as TRL does; `"mask"` removes
+        their KL and entropy gradient; `"exclude"` also removes them from the loss's denominator; `"intra_batch"`
+        replaces them with copies of the batch's live groups.""",
     )
     replay_refill: Annotated[str | None, Rule(optional(refill))] = setting(
         None,
-        """Dynamic sampling: rounds that generate groups for dead ones (all advantages equal). `"new(rounds=2)"` runs
-        at most two rounds a batch with new prompts of the dataset, in a separate random order in which none repeats
-        before all were sampled; `"same(rounds=2)"` tries the same prompts again. Rounds end earlier
-        when no group is dead; with `"new(rounds=2, until=0.8)"`, when this fraction of groups is live (unequal
-        advantages). The buffer fills what remains, and then `replay_unfilled` decides. Off if not set.""",
+        """Dynamic sampling: rounds that generate groups for dead ones. `"new(rounds=2)"` runs at most two a batch with
+        other prompts of the dataset; `"same(rounds=2)"` tries the same prompts again. With `"new(rounds=2,
+        until=0.8)"`, this fraction of live groups is enough. The buffer fills what remains.""",
     )
     replay_weight: Annotated[float, Rule(number(WEIGHTS, above=0.0, most=1e6))] = setting(
         1.0, """Weight of replayed rows in the policy loss, multiplied with the correction's."""
@@ -258,29 +244,27 @@ class ReplayConfig:
     )
     replay_plugins: Annotated[list[str] | None, Rule(optional(plugins))] = setting(
         None,
-        """Plugins whose hooks are called, by entry-point name, with arguments in parentheses: `"greso(target=0.4)"`.
-        Naming a plugin's strategy or preset also calls its hooks.""",
+        """Plugins whose hooks are called, by name: `"greso(target=0.4)"`. A plugin whose strategy or preset is
+        named is called anyway.""",
     )
     replay_on_mismatch: Annotated[str, Rule(choice("refuse", "empty"))] = setting(
         "refuse",
-        """What to do when resuming from a checkpoint whose buffer is damaged, does not match or can't be restored:
-        `"refuse"` raises, `"empty"` warns and continues with an empty buffer.""",
+        """When resuming from a checkpoint whose buffer is damaged or does not match: `"refuse"` raises, `"empty"`
+        warns and continues with an empty buffer.""",
     )
     replay_warm_start: Annotated[list[str] | None, Rule(optional(readable_files))] = setting(
         None,
         """Files that fill the buffer when training begins: what `datasets.load_dataset` reads, with the columns
         `prompt`, `completion`, and `reward`, or what `session.export` wrote. A path, a folder, a pattern such as
-        `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a checkpoint.""",
+        `"runs/*.parquet"`, or a list. Not read again on resuming.""",
     )
     replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
         "refuse",
-        """What to do with groups of fewer than `num_generations` rows in the warm-start file: `"refuse"` leaves them
-        out; `"resample"` completes them with their own rows, drawn uniformly.""",
+        """Groups of fewer than `num_generations` rows in the warm-start file: `"refuse"` leaves them out; `"resample"`
+        completes them with draws from their own rows.""",
     )
     replay_warm_start_rescore: Annotated[bool, Rule(true_or_false)] = setting(
-        False,
-        """Whether the trainer's reward functions score all rows of the warm-start files: where these have no rewards,
-        or a function was corrected since.""",
+        False, """Whether the trainer's reward functions score all rows of the warm-start files."""
     )
     replay_preset: Annotated[str | None, Rule(optional(preset_name), ranks="own")] = setting(
         None, """A named bundle of settings; your own settings override it. `trl-replay list` shows all."""
