@@ -272,12 +272,11 @@ class InputsContext(Context):
         prompts ([`PromptTable`]): The prompts generated for so far.
         round (`int`): 0 for a batch's first generation, then the round of generating again.
         batch (`int`): Generation batches begun, this one included.
-        key (`Callable[[Row], int]`): Tells prompts apart: a hash of a row's raw prompt and images.
-        new_prompts (`Callable[[int, Callable | None], list[Row]]`): So many rows of the trainer's dataset, each
-            row once before any comes again, or those that the trainer samples next, where it does so in an order.
-            Prompts of this batch are passed over, and rows for which the function `skip=` is true. At most 8 rows for
-            each that is asked for, and 64 more, are looked at; where these have too few others, it gives what it
-            passed over. Rows that were looked at are spent, used or not.
+        key (`Callable[[Row], int]`): Tells tasks apart: a hash of a row's raw prompt, images, and task columns.
+        new_prompts (`Callable[[int, Callable | None], list[Row]]`): So many rows of the trainer's dataset in a random
+            order, each row once before any comes again. Prompts of this batch are passed over, and rows for which the
+            function `skip=` is true. At most 8 rows for each that is asked for, and 64 more, are looked at; where
+            these have too few others, it gives what it passed over. Rows that were looked at are spent, used or not.
         prompt_rows (`Callable[[Sequence[int]], list[Row]]`): The rows with these keys, in their order, without those
             that can't be found.
     """
