@@ -1,4 +1,4 @@
-"""docs/write-repo.md: its steps add up to its plugin, and the plugin does what the page says, in a real trainer."""
+"""docs/write-repo.md: its plugin does what the page says, in a real trainer."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ from trl_replay.testing import make_trainer
 PAGE = (Path(__file__).parents[2] / "docs" / "write-repo.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 (PLUGIN,) = (block for block in BLOCKS if block.startswith("# my_repo.py\n"))
-STEPS = BLOCKS[: BLOCKS.index(PLUGIN)]
+(SUITE,) = (block for block in BLOCKS if "class TestVaried" in block)
 PACKAGE = tomllib.loads(re.search(r"^```toml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)[1])
 REWARDS = ([LIVE, HALF, DEAD], [HALF, LIVE, LIVE], [DEAD, LIVE, HALF], [LIVE, [1.0, 1.0, 1.0, 0.0], HALF], [HALF] * 3)
 SIZE, FRESH = 4, 2
@@ -49,19 +49,14 @@ def test_the_plugin_is_as_short_as_the_page_says():
     assert len(lines) <= 25
 
 
-def test_the_steps_add_up_to_the_plugin():
-    steps = {}
-    for block in STEPS:
-        exec(block, steps)
-    plugin = {}
-    exec(PLUGIN, plugin)
-    assert {**steps["settings"], "replay_mixer": "my_repo/varied"} == plugin["SETTINGS"]
-    suite = steps["TestVaried"]()
-    suite.strategy = plugin["varied"]
+def test_its_mixer_keeps_the_contract_that_the_page_tests():
+    names = {}
+    exec(PLUGIN, names)
+    exec(SUITE, names)
+    suite = names["TestVaried"]()
     for name in dir(suite):
         if name.startswith("test_"):
-            getattr(steps["TestVaried"](), name)()
-            getattr(suite, name)()
+            getattr(names["TestVaried"](), name)()
 
 
 def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo, tmp_path):
@@ -90,7 +85,7 @@ def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo, 
 
 def test_what_the_page_looks_at_is_there(repo, tmp_path, capsys):
     trainer = make_trainer(tmp_path / "out", Rewards(*REWARDS), max_steps=8)
-    attaching, *looking = BLOCKS[BLOCKS.index(PLUGIN) + 1 :]
+    attaching, *looking = [block for block in BLOCKS if block not in (PLUGIN, SUITE)]
     namespace = {"trl_replay": trl_replay, "trainer": trainer}
     exec(attaching, namespace)
     assert trl_replay.detach(trainer) is None
