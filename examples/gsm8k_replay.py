@@ -13,7 +13,7 @@
     python examples/gsm8k_replay.py --arms preset --seeds 0        # one run
     python examples/gsm8k_replay.py --model Qwen/Qwen2.5-3B-Instruct --ledger gsm8k_3b.jsonl
 
-docs/evidence.md#on-a-gpu-the-plan says which arms, learning rates, and seeds. Runs append to the ledger, a line a
+benchmarks/plans/gsm8k.md says which arms, learning rates, and seeds. Runs append to the ledger, a line a
 measurement; one that is whole is not repeated. `--data` is a folder with `train.jsonl` and `test.jsonl`
 (columns `question` and `answer`, as in GSM8K), or a data set on the hub.
 """
