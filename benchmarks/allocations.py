@@ -97,7 +97,8 @@ class Allocations(TorchDispatchMode):
     def watch(self, trainer: Any) -> None:
         """Counts what the seam on this trainer of the `trainer_class` allocates."""
         for name in compat.SEAM:
-            trainer.__dict__[name] = self.around(trainer.__dict__[name], seam=True)
+            seam = trainer.__dict__[name]
+            seam._around = self.around(seam._around, seam=True)
         callback = next(one for one in trainer.callback_handler.callbacks if isinstance(one, ReplayCallback))
         for name in CALLBACKS:
             setattr(callback, name, self.around(getattr(callback, name), seam=True))

@@ -175,7 +175,8 @@ def train(
         trainer.model.register_forward_hook(lambda *_: forwards.update(policy=1))
         if session is not None:
             for name in compat.SEAM:
-                trainer.__dict__[name] = clock.timed(trainer.__dict__[name], f"seam{name}")
+                seam = trainer.__dict__[name]
+                seam._around = clock.timed(seam._around, f"seam{name}")
         trainer.add_callback(Steps(clock))
         trainer.train()
     digest = hashlib.sha256()

@@ -164,7 +164,8 @@ def run(
             for name in ("settle", "_fill_slots"):
                 setattr(session.step.decisions, name, timed(getattr(session.step.decisions, name), clock, name))
             for name in compat.SEAM:
-                trainer.__dict__[name] = timed(trainer.__dict__[name], clock, f"seam{name}")
+                seam = trainer.__dict__[name]
+                seam._around = timed(seam._around, clock, f"seam{name}")
             callback = next(one for one in trainer.callback_handler.callbacks if isinstance(one, ReplayCallback))
             for name in CALLBACKS:
                 setattr(callback, name, timed(getattr(callback, name), clock, "seam_callback"))
