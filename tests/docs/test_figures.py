@@ -223,6 +223,9 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
     assert f"after {rates.completions.times_fewer([one.share for one in of_preset])[:3]} times fewer" in readme
     assert "on 0 of 3 seeds" in readme
     assert all(np.isinf(one.share) for one in rates.against_best(done, "products")[1e-6])
+    low, high = (np.mean(of) for of in rates.ends(done, "french", "stock, 2 updates").values())
+    evidence = " ".join((ROOT / "docs" / "evidence.md").read_text().split())
+    assert f"on *french* at {low:.2f} at 1e-05 and {high:.2f} at 2e-05" in evidence
 
 
 def test_what_pages_say_of_generation_that_pays_was_measured():
