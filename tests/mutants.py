@@ -75,7 +75,7 @@ ALSO = {
         "trainer/test_replay_iterations.py",
     ),
     "loss/stats.py": ("trainer/test_fresh_metrics.py",),
-    "session.py": ("trainer/test_session.py",),
+    "session.py": ("trainer/test_session.py", "trainer/test_device_waits.py"),
     "step/step.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
     "loss/inserted.py": ("trainer/test_subclasses.py", "trainer/test_users_losses.py", "trainer/test_attachment.py"),
     "loss/supply.py": (
@@ -91,7 +91,6 @@ ALSO = {
         "trainer/test_replay_iterations.py",
     ),
     "extras/files/rollouts.py": ("trainer/test_offline_rollouts.py",),
-    "trainer/callback.py": ("trainer/test_device_waits.py",),
     "trainer/seam.py": ("trainer/test_attachment.py", "trainer/test_completions_table.py"),
 }
 """Test files with other names."""
@@ -156,8 +155,8 @@ NAMED = (
         "if min(numbers) < 0 or max(numbers) >= len(self.placed.lengths):", "if False:",
     ),
     Named(
-        "nobody looks at what a correction gave", "trainer/callback.py",
-        "self.session.components.errors.check_due()", "pass",
+        "nobody looks at what a correction gave", "session.py",
+        "self.components.errors.check_due()", "pass",
     ),
     Named(
         "a resumed rate limiter has drawn nothing", "buffer/rules.py",

@@ -240,6 +240,9 @@ class AttachedSession(SessionLike, Protocol):
     def begin_training(self, updates: int) -> None:
         """Hear that training of so many updates begins."""
 
+    def before_update(self) -> None:
+        """Hear that the optimizer is about to make an update."""
+
     def updated(self) -> None:
         """Hear that the optimizer has made an update."""
 

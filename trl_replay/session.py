@@ -124,6 +124,11 @@ class Session:
         """Optimizer updates since attach. (`trainer.state.global_step` starts at 0 again with every `train()`.)"""
         return self.buffer.clock.update
 
+    def before_update(self) -> None:
+        """The optimizer is about to step: look at what the loss has computed, and that it went through the seam."""
+        self.components.errors.check_due()
+        self.step.check_loss()
+
     def updated(self) -> None:
         """The optimizer has made an update: rows that have had no forward yet can't be recorded any more."""
         self.buffer.clock.update += 1

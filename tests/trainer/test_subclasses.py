@@ -166,10 +166,12 @@ def check_refused(trainer, words, **settings):
     ],
 )
 def test_29_training_around_the_seam_is_an_error_before_anything_is_replayed(tmp_path, trainer_class, words):
-    check_refused(make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=trainer_class), words)
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=trainer_class)
+    check_refused(trainer, words)
+    assert trainer.state.global_step == 0
 
 
-def test_125_a_loss_that_goes_around_the_seam_since_a_resume_is_an_error_at_the_next_batch(tmp_path):
+def test_125_a_loss_that_goes_around_the_seam_since_a_resume_is_an_error_before_the_optimizer_steps(tmp_path):
     rewards = Rewards([LIVE, DEAD, DEAD])
     first = make_trainer(tmp_path, rewards, max_steps=2, save_strategy="steps", save_steps=2)
     trl_replay.attach(first)
@@ -178,10 +180,12 @@ def test_125_a_loss_that_goes_around_the_seam_since_a_resume_is_an_error_at_the_
     trl_replay.attach(trainer)
     with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert trainer.state.global_step == 3
+    assert trainer.state.global_step == 2
 
 
-def test_125_a_loss_that_goes_around_the_seam_in_the_midst_of_training_is_an_error_at_the_next_batch(tmp_path):
+def test_125_a_loss_that_goes_around_the_seam_in_the_midst_of_training_is_an_error_before_the_optimizer_steps(
+    tmp_path,
+):
     class Later(Spy):
         def compute_loss(self, model, inputs, *args, **kwargs):
             if self.state.global_step == 2:
@@ -192,7 +196,7 @@ def test_125_a_loss_that_goes_around_the_seam_in_the_midst_of_training_is_an_err
     trl_replay.attach(trainer)
     with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
         trainer.train()
-    assert trainer.state.global_step == 3
+    assert trainer.state.global_step == 2
 
 
 @shipping("dppo")

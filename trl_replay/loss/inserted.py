@@ -193,11 +193,11 @@ class Handshake:
             collected_at (`int`, *optional*): Those done when candidates were last collected.
 
         Raises:
-            SeamError: The model was updated since, and no loss went through the seam.
+            SeamError: The model is updated since, and no loss went through the seam.
         """
         if self.awaited and collected_at is not None and update > collected_at:
             raise SeamError(
-                f"The model was updated, but {LOSS} and {LOGPS} were not seen to run: the loss of this trainer goes "
-                "around the seam, so that replayed rows could not be corrected." + REMEDY
+                f"{LOSS} and {LOGPS} were not seen to run in an update: the trainer's loss goes around the seam, "
+                "so that replayed rows could not be corrected." + REMEDY
             )
         return self.verified

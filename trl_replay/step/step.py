@@ -242,6 +242,13 @@ class Step:
             why = "; ".join(tally.reasons) or "see session.explain()"
             warnings.warn(f"{REPEATS} Why nothing was drawn: {why}.", stacklevel=2)
 
+    def check_loss(self) -> None:
+        """Raise, before the optimizer steps on a whole batch, if no loss on its live rows went through the seam."""
+        args, pending = self._trainer().args, self.carry.pending
+        is_whole = args.steps_per_generation <= args.gradient_accumulation_steps and self._components.processes == 1
+        if is_whole and (self.supply.placed.lengths or (pending is not None and pending.candidates)):
+            self.handshake.has_run(self._buffer.clock.update + 1, self.carry.collected_at)
+
     def rebuild(self, batch: Batch) -> Batch:
         """Rebuild the template of further iterations after resuming between two of them, from a freshly generated
         batch. It trains only where nothing is drawn.

@@ -62,7 +62,7 @@ class ReplayCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Look at what the loss has computed, before the model is updated by it."""
-        self.session.components.errors.check_due()
+        self.session.before_update()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

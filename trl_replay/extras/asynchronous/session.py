@@ -223,6 +223,9 @@ class AsyncSession:
         if self.config.replay_warm_start is not None:
             run_on_all_ranks(self.files.warm_start, ReplayError)
 
+    def before_update(self) -> None:
+        """The optimizer is about to step."""
+
     def updated(self) -> None:
         """The optimizer has made an update: the samples that it trained on are done."""
         self.buffer.clock.update += 1
