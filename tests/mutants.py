@@ -44,7 +44,6 @@ ALSO = {
     "batch/compose.py": ("unit/test_groups_as_tensors.py", "unit/test_candidates.py"),
     "generation/prompts.py": ("unit/test_generation_reports.py",),
     "generation/reports.py": ("trainer/test_generation_rounds.py",),
-    "generation/rounds.py": ("trainer/test_completions_table.py",),
     "strategies/treatments.py": ("trainer/test_loss_denominator.py", "trainer/test_plan_hook.py"),
     "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": (

@@ -18,12 +18,11 @@ from .data.types import Entry
 from .distributed.agreement import roll_call_of
 from .distributed.row_layout import DETACHED, PAUSED, RUNS
 from .errors import ReplayError
-from .generation.rounds import add_column, take_column
 from .loss.bounds import Means, Noise, fetch_sums
 from .loss.micro_batch import ROWS
 from .loss.stats import MaskWatch
 from .protocols import Scope, SessionFiles
-from .reporting import Advisor, Reporting
+from .reporting import Advisor, Reporting, add_column, take_column
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
 from .step.fresh_batch import StepCarry

@@ -13,8 +13,8 @@ from .. import compat
 from ..checkpoint import saving
 from ..distributed.row_layout import RUNS
 from ..errors import AttachError, SeamError
-from ..generation.rounds import mark_replaced, take_column
 from ..protocols import AttachedSession
+from ..reporting import mark_replaced, take_column
 from ..session import Session
 from ..step.step import Step
 from .callback import ReplayCallback
