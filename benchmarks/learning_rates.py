@@ -32,9 +32,9 @@ from when_it_pays import Run
 RESULTS = Path(__file__).parent / "results" / "learning_rates.jsonl"
 TASKS = ("products", "french")
 PRODUCTS, FRENCH = (3e-6, 1e-5, 3e-5, 1e-6), (2e-5, 8e-5, 1e-5, 5e-6, 4e-5)
-CONTROL = (1e-5, 4e-5, 5e-6)
 QUEUE = [
-    *(("french", "stock, 2 updates", rate) for rate in CONTROL),
+    *(("products", "stock, 2 updates, KL", rate) for rate in (3e-6, 1e-5, 1e-6)),
+    *(("french", "stock, 2 updates", rate) for rate in (1e-5, 4e-5, 5e-6)),
     *(("products", arm, rate) for rate in PRODUCTS for arm in ("sample_efficient", "stock")),
     *(("french", arm, rate) for rate in FRENCH for arm in ("sample_efficient", "stock")),
     *(("products", "stock, KL 0.02", rate) for rate in PRODUCTS),

@@ -73,6 +73,7 @@ ARMS = {
     "anchor, 2 updates": Arm({"replay_buffer_size": 0, "replay_kl": "all_wrong"}, iterations=2, beta=0.1),
     "preset, 4 updates, 4 uses": Arm({**PRESET, "replay_max_uses": 4}, iterations=4, beta=0.1),
     "preset, 4 updates, 12 uses": Arm({**PRESET, "replay_max_uses": 12}, iterations=4, beta=0.1),
+    "stock, 2 updates, KL": study.ARMS["stock, 2 updates, KL"],
     "stock, KL 0.02": Arm(None, beta=0.02),
     "stock, KL 0.1": Arm(None, beta=0.1),
     **{f"preset, {name}": Arm({**PRESET, "replay_correction": name}, iterations=2, beta=0.1) for name in CORRECTIONS},

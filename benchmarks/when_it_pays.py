@@ -432,9 +432,16 @@ class Watch(TrainerCallback):
             control.should_training_stop |= is_over
 
 
-def perform(run: Run, task: Task, arm: Arm, path: Path, then: Callable[[Any], object] = lambda session: None) -> None:
-    """Trains one run, whose lines this ledger gets; the model lies next to it, and the trainer's log in `logs`. At the
-    end its session is handed to `then`."""
+def perform(
+    run: Run,
+    task: Task,
+    arm: Arm,
+    path: Path,
+    then: Callable[[Any], object] = lambda session: None,
+    prepare: Callable[[Any], object] = lambda model: None,
+) -> None:
+    """Trains one run, whose lines this ledger gets; the model lies next to it, and the trainer's log in `logs`. Its
+    model is handed to `prepare` before, and its session to `then` at the end."""
     from datasets import Dataset
     from smollm2_reasoning import smollm2
     from trl import GRPOConfig, GRPOTrainer
@@ -444,6 +451,7 @@ def perform(run: Run, task: Task, arm: Arm, path: Path, then: Callable[[Any], ob
     out = path.parent
     _, tokenizer = smollm2(out / "model")
     model = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation=ATTENTION)
+    prepare(model)
     found: set[str] = set()
 
     def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:

