@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .data.prompt_table import PromptTable
 from .data.table import Table
-from .data.types import Context, Corrected, Entry, Floats, Group, Groups, Ints, ReplayedRows
+from .data.types import Context, Corrected, Entry, Floats, Group, Groups, Ints, Packed, ReplayedRows
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 """Row columns by name, all of 8-byte items and of one length."""
@@ -137,13 +137,13 @@ class Scope(Protocol):
     def agree(self, vector: Floats, error: str) -> Agreement:
         """Exchange a fixed-width message in one all-gather over all ranks, before any payload moves."""
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Packed]) -> dict[int, list[Packed]]:
         """Move admitted payload to its owners, and set `owner` in `table.writable("owner")`.
 
         Args:
             table ([`Table`]): The metadata, newcomers included.
             arrivals (`Sequence[Arrival]`): What was admitted, the same on all ranks.
-            mine (`Mapping[int, Group]`): This rank's rows of these groups, by serial.
+            mine (`Mapping[int, Packed]`): This rank's rows of these groups, by serial.
 
         Returns:
             Per serial that lives here, the parts of the group in row order.

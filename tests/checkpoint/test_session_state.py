@@ -37,6 +37,7 @@ from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.checkpoint import format as saved
 from trl_replay.checkpoint.session_state import GONE, REPLACED
 from trl_replay.distributed import communicator
+from trl_replay.serialization.groups import from_tensors, pack, to_tensors, unpack
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 RUNS = dict(runs())
@@ -465,10 +466,10 @@ def test_log_probs_that_were_saved_in_bfloat16_are_replayed_as_they_are(tmp_path
     train(tmp_path, max_steps=6)
     rank = tmp_path / "checkpoint-6" / "trl_replay" / "rank-00000"
     payload = rank / "payload-00000.safetensors"
-    tensors = load_tensors(payload)
-    for name in tensors:
-        tensors[name] = tensors[name].bfloat16() if name.endswith("old_per_token_logps") else tensors[name]
-    save_file(tensors, payload)
+    groups = {serial: unpack(packed) for serial, packed in from_tensors(load_tensors(payload).__getitem__)}
+    for group in groups.values():
+        group.tensors["old_per_token_logps"] = group.tensors["old_per_token_logps"].bfloat16()
+    save_file(to_tensors({serial: pack(group) for serial, group in groups.items()}), payload)
     rewrite(rank, lambda told: told["files"].update({payload.name: saved._checksum(payload)}))
     session = resume(tmp_path, tmp_path / "checkpoint-6", max_steps=10, replay_evictor="heap")
     held = {session.buffer.load(serial).tensors["old_per_token_logps"].dtype for serial in session.buffer.held()}

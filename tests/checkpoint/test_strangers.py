@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import trl_replay
 from trl_replay import CheckpointError
 from trl_replay.checkpoint import format as saved
-from trl_replay.serialization.groups import INDEX
+from trl_replay.serialization.groups import GROUPS, INDEX
 
 KINDS = ["a pipe", "a device"]
 
@@ -81,7 +81,7 @@ def test_167_an_identity_that_names_no_folders_is_none(copied, tmp_path, folders
 
 def test_167_a_payload_that_claims_more_than_its_file_holds_is_refused(copied, tmp_path):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
-    huge = json.dumps({"0/completion_ids": {"dtype": "I32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+    huge = json.dumps({GROUPS: {"dtype": "U8", "shape": [2**42], "data_offsets": [0, 2**42]}}).encode()
     path.write_bytes(struct.pack("<Q", len(huge)) + huge)
     attest(path.parent)
     with pytest.raises(CheckpointError, match=r"payload-00000.*SafetensorError"):
@@ -89,69 +89,78 @@ def test_167_a_payload_that_claims_more_than_its_file_holds_is_refused(copied, t
 
 
 def test_167_groups_lie_in_their_file_as_they_are(copied):
-    """Their tensors, and a text of keys and lengths: nothing is compressed, so nothing inflates."""
+    """Their bytes, and a text of keys and sizes: nothing is compressed, so nothing inflates."""
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
     (states,) = saved.read_all(copied)
     groups = dict(states.payload())
     tensors = load_file(path)
-    _, described, _ = json.loads(tensors.pop(INDEX).numpy().tobytes())
-    assert sum(tensor.nbytes for tensor in tensors.values()) == sum(
-        tensor.nbytes for group in groups.values() for tensor in group.tensors.values()
-    )
-    assert {number for number, *_ in described} == set(groups)
-
-
-BLOCK, AGAIN = "0/advantages", "99/advantages"
-OF_NUMBERS = ("a group without rows", "rows of a group that is none", "rows of one group twice")
+    assert tensors.keys() == {INDEX, GROUPS}
+    assert tensors[GROUPS].numpy().tobytes() == b"".join(groups[number].data for number in sorted(groups))
 
 
 def claim(index, what):
-    """Make an index claim what its blocks do not hold."""
-    keysets, described, blocks = index
-    _, lengths = blocks[BLOCK]
-    numbers = [number for number, *_ in described]
-    if what in OF_NUMBERS:
-        blocks[BLOCK][0] = numbers
-    if what == "a row too many":
-        lengths[-1] += 1
-    elif what == "a row too few":
-        lengths[0] -= 1
-    elif what == "rows before the beginning":
-        lengths[:2] = [lengths[0] + 99, lengths[1] - 99]
-    elif what == "more rows than numbers count":
-        lengths[0] = 2**70
-    elif what == "a group without rows":
-        numbers.append(numbers[-1] + 1)
-    elif what == "rows of a group that is none":
-        numbers[0] = 999
-    elif what == "rows of one group twice":
-        numbers[1] = numbers[0]
+    """Make an index claim what its bytes do not hold."""
+    kinds, told = index
+    _, _, rows, tensors = kinds[0]
+    named = {tensor[0]: tensor for tensor in tensors}
+    ids, advantages = named["completion_ids"], named["advantages"]
+    if what == "a byte too many":
+        told[-1][2] += 1
+    elif what == "a byte of another group":
+        told[0][2] -= 1
+        told[1][2] += 1
+    elif what == "bytes before the beginning":
+        told[0][2] -= 999_999
+        told[1][2] += 999_999
+    elif what == "more bytes than numbers count":
+        told[0][2] = 2**70
     elif what == "a group twice":
-        described.append(described[0])
+        told[1][0] = told[0][0]
     elif what == "a group more":
-        described.append([max(numbers) + 1, *described[0][1:]])
+        told.append([999, 0, 0])
+    elif what == "a kind that is none":
+        told[0][1] = len(kinds)
     elif what == "a key twice":
-        blocks[AGAIN] = blocks[BLOCK]
-    elif what == "a block that is none":
-        blocks["100/advantages"] = blocks.pop(BLOCK)
-    elif what == "keys that are none":
-        described[0][1] = len(keysets)
+        tensors.append(list(ids))
+    elif what == "a tensor more":
+        tensors.append(["more", *ids[1:]])
+    elif what == "a row more":
+        kinds[0][2] = rows + 1
+    elif what == "rows below none":
+        kinds[0][2] = -(2**70)
+    elif what == "wider numbers":
+        ids[3] = 9
+    elif what == "numbers of no bytes":
+        ids[3] = 0
+    elif what == "another shape":
+        advantages[2] = [2]
+    elif what == "no shape":
+        advantages[2] = [None]
+    elif what == "half a dimension":
+        advantages[2] = [0.5]
+    elif what == "another dtype":
+        advantages[1] = "torch.float64"
+    elif what in ("torch.load", "os.system"):
+        advantages[1] = what
+    elif what == "no key":
+        ids[0] = ["completion_ids"]
     else:
-        described[0][2] = what
+        kinds[0][1] = what
 
 
 @pytest.mark.parametrize("what", [
-    *OF_NUMBERS, "a row too many", "a row too few", "rows before the beginning", "more rows than numbers count",
-    "a group twice", "a group more", "a key twice", "a block that is none", "keys that are none", "no length", None,
+    "a byte too many", "a byte of another group", "bytes before the beginning", "more bytes than numbers count",
+    "a group twice", "a group more", "a kind that is none", "a key twice", "a tensor more", "a row more",
+    "rows below none", "wider numbers", "numbers of no bytes", "another shape", "no shape", "half a dimension",
+    "another dtype", "torch.load", "os.system", "no key", "no length", None, 2**70,
 ])  # fmt: skip
-def test_70_an_index_that_claims_what_its_blocks_do_not_hold_is_refused(copied, tmp_path, what):
+def test_70_an_index_that_claims_what_its_bytes_do_not_hold_is_refused(copied, tmp_path, what):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
     tensors = load_file(path)
-    assert BLOCK in tensors
     index = json.loads(tensors[INDEX].numpy().tobytes())
     claim(index, what)
     text = bytearray(json.dumps(index).encode())
-    save_file({**tensors, AGAIN: tensors[BLOCK].clone(), INDEX: torch.frombuffer(text, dtype=torch.uint8)}, path)
+    save_file({**tensors, INDEX: torch.frombuffer(text, dtype=torch.uint8)}, path)
     attest(path.parent)
     with pytest.raises(CheckpointError, match=r"payload-00000.*can't be read"):
         resume(tmp_path, copied)
@@ -167,8 +176,8 @@ def test_70_an_index_that_is_none_is_refused(copied, tmp_path, text):
         resume(tmp_path, copied)
 
 
-@pytest.mark.parametrize("name", [INDEX, BLOCK])
-def test_167_a_file_that_lacks_its_index_or_a_block_is_refused(copied, tmp_path, name):
+@pytest.mark.parametrize("name", [INDEX, GROUPS])
+def test_167_a_file_that_lacks_its_index_or_its_groups_is_refused(copied, tmp_path, name):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
     tensors = load_file(path)
     del tensors[name]

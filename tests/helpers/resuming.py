@@ -20,7 +20,7 @@ from support import weights_hash
 import trl_replay
 from trl_replay.checkpoint import format as saved
 from trl_replay.data.types import Group
-from trl_replay.serialization.groups import to_bytes
+from trl_replay.serialization.groups import pack, to_bytes
 from trl_replay.testing import make_trainer
 
 EVICTORS = ("heap", "fifo", "prompt_balanced", "reservoir")
@@ -197,7 +197,7 @@ def restored(folder: Path, resume: str, trainer: Any = None, **settings: Any) ->
 
 
 def group_hash(group: Group) -> str:
-    return hashlib.sha256(to_bytes([group]).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(to_bytes([pack(group)]).numpy().tobytes()).hexdigest()
 
 
 def state(session: Any) -> dict[str, Any]:

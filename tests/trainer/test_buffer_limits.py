@@ -11,6 +11,7 @@ from scenarios import train
 from support import DEAD, HALF, LIVE, Act, Rewards, Spy
 
 import trl_replay
+from trl_replay.serialization.groups import pack
 from trl_replay.testing import make_trainer
 
 
@@ -114,7 +115,7 @@ def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_pa
     trainer.train()
     table = session.buffer.table
     for serial, nbytes in zip(table.serial.tolist(), table.nbytes.tolist(), strict=True):
-        assert nbytes == session.buffer.load(serial).nbytes
+        assert nbytes == len(pack(session.buffer.load(serial)).data)
     rows = 12
     assert told["share"] == {88 * rows}
     assert 312 + 8 * -(-rows // 48) in told["agree"]

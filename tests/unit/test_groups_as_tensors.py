@@ -1,5 +1,6 @@
 """Groups as bytes, and groups put together from the parts that several processes have."""
 
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,9 +12,10 @@ from batches import EXTRA, KEYS, make_batch
 from hypothesis import given, settings
 
 from trl_replay.batch.compose import cut, join
+from trl_replay.buffer.store import Store
 from trl_replay.data.fields import FieldTable
 from trl_replay.data.types import Group
-from trl_replay.serialization.groups import from_bytes, to_bytes
+from trl_replay.serialization.groups import from_bytes, pack, to_bytes, unpack
 
 DTYPES = (
     torch.int8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool,
@@ -21,6 +23,10 @@ DTYPES = (
 )  # fmt: skip
 NAMES = [f"key{number}" for number in range(19)]
 FIELDS = FieldTable(0, extra=EXTRA)
+
+
+EDGES = [0, *(2**bits + off for bits in (8, 16, 24, 32, 62) for off in (-1, 0, 1)), 2**63 - 1]
+"""Around the widths of a narrowed number."""
 
 
 def bytes_of(tensor):
@@ -53,28 +59,78 @@ def groups(draw):
         shape = draw(flat | st.lists(st.integers(0, 3), max_size=3).map(lambda trailing: (size, *trailing)))
         count = int(np.prod(shape)) * dtype.itemsize
         drawn = np.random.default_rng(number).integers(0, 2, count, np.uint8)
-        values = torch.cat([torch.empty(0, dtype=torch.uint8), torch.from_numpy(drawn)])
-        tensors[key] = values.view(dtype).view(shape)
+        values = torch.cat([torch.empty(0, dtype=torch.uint8), torch.from_numpy(drawn)]).view(dtype)
+        if dtype in (torch.int64, torch.int32, torch.int16) and len(values):
+            edge = draw(st.sampled_from(EDGES)) * draw(st.sampled_from([1, -1]))
+            values[draw(st.integers(0, len(values) - 1))] = max(min(edge, torch.iinfo(dtype).max), -edge % -(2**15))
+        tensors[key] = values.view(shape)
     return Group(tensors, frozenset(keys), prompts, completions)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(groups(), max_size=3))
 def test_groups_come_out_as_they_went_in_whatever_the_order_of_their_tensors(given):
-    data = to_bytes(given)
-    resumed = [replace(group, tensors=dict(reversed(group.tensors.items()))) for group in given]
-    assert torch.equal(to_bytes(resumed), data)
-    found = from_bytes(data)
-    assert len(found) == len(given)
+    packed = [pack(group) for group in given]
+    assert [pack(replace(group, tensors=dict(reversed(group.tensors.items())))) for group in given] == packed
+    found = from_bytes(to_bytes(packed))
+    assert found == packed
     for before, after in zip(given, found, strict=True):
-        assert_same(before, after)
+        assert_same(before, unpack(after))
 
 
 def test_what_is_unpacked_owns_its_memory():
-    data = to_bytes([Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3]))])
-    (group,) = from_bytes(data)
-    data.zero_()
-    assert group.tensors["key0"].tolist() == [1.0, 1.0, 1.0]
+    packed = pack(Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3])))
+    unpack(packed).tensors["key0"].zero_()
+    assert unpack(packed).tensors["key0"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.bool])
+def test_a_group_is_packed_from_views_of_any_stride_and_with_gradients(dtype):
+    values = torch.arange(24).reshape(4, 6).to(dtype).t()[::2]
+    if dtype.is_floating_point:
+        values.requires_grad_()
+    group = Group({"key0": values}, frozenset(NAMES), np.array([2]), np.array([3]))
+    (found,) = unpack(pack(group)).tensors.values()
+    assert bytes_of(found) == bytes_of(values.detach())
+    assert not found.requires_grad
+
+
+def small(tokens, serial):
+    """A group of eight rows, of a vocabulary of 151,000."""
+    rng, count = np.random.default_rng(serial), 8 * tokens
+    tensors = {
+        "prompt_ids": torch.from_numpy(rng.integers(0, 151_000, 10, np.int32)),
+        "completion_ids": torch.from_numpy(rng.integers(0, 151_000, count, np.int32)),
+        "advantages": torch.randn(8),
+        "old_per_token_logps": torch.randn(count),
+        "trl_replay_rewards": torch.randn(8, 1),
+    }
+    return Group(tensors, frozenset(tensors), np.array([10]), np.full(8, tokens))
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(7, 15.0), (50, 8.4)])
+def test_70_memory_grows_by_little_more_than_what_is_told(tokens, most):
+    """Two thousand groups, four a step."""
+    store, rng = Store(10_000, size=8), np.random.default_rng(0)
+
+    def add(first):
+        serials = np.arange(first, first + 4)
+        store.append({"serial": serials}, rng)
+        store.table.rows_of(serials)
+        store.receive({serial: pack(small(tokens, serial)) for serial in serials.tolist()})
+
+    add(0)
+    told = store.nbytes
+    tracemalloc.start()
+    try:
+        for first in range(1_000, 3_000, 4):
+            add(first)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    told = store.nbytes - told
+    assert 0.9 * told <= grown <= 1.2 * told
+    assert told / 2_000 / (8 * tokens + 10) <= most
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(128, 0.12), (1024, 0.015)])
@@ -89,7 +145,7 @@ def test_names_and_lengths_take_less_than_a_kilobyte_of_a_group_of_eight(tokens,
     }
     group = Group(tensors, keys, np.array([8]), lengths)
     values = sum(tensor.nbytes for tensor in tensors.values())
-    assert len(to_bytes([group])) <= min((1 + share) * values, values + 1000)
+    assert len(to_bytes([pack(group)])) <= min((1 + share) * values, values + 1000)
 
 
 @st.composite
@@ -116,5 +172,5 @@ def cuts(draw):
 def test_parts_of_a_group_joined_are_the_group_cut_as_a_whole(given):
     batch, parts = given
     (whole,) = cut(batch, FIELDS, [slice(0, 6)])
-    sent = from_bytes(to_bytes(cut(batch, FIELDS, parts)))
+    sent = [unpack(packed) for packed in from_bytes(to_bytes([pack(part) for part in cut(batch, FIELDS, parts)]))]
     assert_same(join(sent, FIELDS), whole)

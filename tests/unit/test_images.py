@@ -12,7 +12,7 @@ from releases import since
 from trl_replay import BatchError
 from trl_replay.batch.compose import check, compose, cut, join
 from trl_replay.data.fields import FieldTable
-from trl_replay.serialization.groups import from_bytes, to_bytes
+from trl_replay.serialization.groups import from_bytes, pack, to_bytes, unpack
 
 FIELDS = FieldTable(PAD)
 
@@ -131,7 +131,7 @@ def comes_back(layout, counts):
     source, target = make(layout, counts[0], 1), make(layout, counts[1], 2)
     check(source, FIELDS)
     groups = cut(source, FIELDS, [rows_of(slot) for slot in range(3)])
-    sent = from_bytes(to_bytes(groups))
+    sent = [unpack(packed) for packed in from_bytes(to_bytes([pack(group) for group in groups]))]
     out = compose(target, FIELDS, [place(2, sent[0]), place(0, sent[1])])
     check(out, FIELDS)
     pairs = [(2 * SIZE + row, row) for row in range(SIZE)] + [(row, SIZE + row) for row in range(SIZE)]

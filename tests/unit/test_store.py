@@ -8,6 +8,7 @@ from buffers import nothing
 from trl_replay import Group
 from trl_replay.buffer.store import Store
 from trl_replay.data.fields import PIXELS
+from trl_replay.serialization.groups import pack
 
 TEXT = frozenset({"prompt_ids", "completion_ids"})
 
@@ -95,8 +96,8 @@ def test_a_buffer_keeps_copies_and_hands_out_copies():
     buffer = Store(1)
     buffer.append({"serial": np.array([5])}, np.random.default_rng(0))
     empty = buffer.nbytes
-    buffer.receive({5: group})
-    assert buffer.nbytes - empty == group.nbytes == 4 * 4 + 3 * 8
+    buffer.receive({5: pack(group)})
+    assert buffer.nbytes - empty == len(pack(group).data) == 4 + 4 * 4, "ids below 256 take a byte"
     tensor[:] = 9
     buffer.load(5).tensors["completion_ids"][:] = 8
     buffer.load(5).completion_lengths[:] = 8
@@ -105,3 +106,5 @@ def test_a_buffer_keeps_copies_and_hands_out_copies():
     assert again.completion_lengths.tolist() == [1, 3]
     buffer.forget([0])
     assert buffer.nbytes == 0
+    with pytest.raises(KeyError):
+        buffer.load(5)

@@ -15,7 +15,8 @@ from ..base.transfer import Copies, begin
 from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..data.counters import Tally
 from ..data.fields import STORED_REWARDS
-from ..data.types import Floats, Group, Groups
+from ..data.types import Floats, Group, Groups, Packed
+from ..serialization.groups import pack
 from .compose import trained_tokens
 
 
@@ -116,6 +117,7 @@ class Candidate:
     update: int
     records: list[Recorded | None] = field(default_factory=list)
     images: Copies[str] | None = None
+    _packed: Packed | None = None
 
     @property
     def waits(self) -> bool:
@@ -144,14 +146,16 @@ class Candidate:
         tensors = fill_missing({**self.group.tensors, OLD_LOGPS: recorded})
         group = self.group
         self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
-        self.records = []
+        self.records, self._packed = [], None
         return True
 
-    def payload(self) -> Group | None:
-        """The rows that this process has, once complete: on the CPU, to be stored."""
-        if self.group is None or self.images is None:
-            return self.group
-        return replace(self.group, tensors={**self.group.tensors, **self.images.wait()})
+    def payload(self) -> Packed | None:
+        """The rows that this process has, once complete: to be stored."""
+        if self.group is None or self._packed is not None:
+            return self._packed
+        images = {} if self.images is None else self.images.wait()
+        self._packed = pack(replace(self.group, tensors=self.group.tensors | images))
+        return self._packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +198,12 @@ class PendingGroups:
         nbytes = np.zeros(count, np.int64)
         if any(candidate.rows.stop > count for candidate in self.candidates):  # batches are smaller now
             return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
-        complete = [candidate for candidate in self.candidates if candidate.group is not None and candidate.complete()]
-        for candidate in complete:
-            assert candidate.group is not None
+        for candidate in self.candidates:
+            if not candidate.complete() or candidate.group is None or (payload := candidate.payload()) is None:
+                continue
             recorded[candidate.rows] = 1
             logps[candidate.rows] = trainable_sums(candidate.group)
-            nbytes[candidate.rows.start] = candidate.group.nbytes
+            nbytes[candidate.rows.start] = len(payload.data)
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
     def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:

@@ -17,7 +17,7 @@ from ..data.counters import HELD_BACK, Tally, Totals
 from ..data.prompt_table import PromptTable
 from ..data.rewards import RewardRule
 from ..data.table import Table
-from ..data.types import LARGEST_ADVANTAGE, NONE, Bools, Context, Floats, Group, Groups, Ints
+from ..data.types import LARGEST_ADVANTAGE, NONE, Bools, Context, Floats, Group, Groups, Ints, Packed
 from ..errors import ReplayError
 from .rules import Rules
 from .store import Store
@@ -46,7 +46,7 @@ class Newcomer(NamedTuple):
     """Batch keys that it can restore."""
     owner: int = 0
     """The rank that holds its payload, if that is known by now."""
-    payload: Group | None = None
+    payload: Packed | None = None
     """The payload, if it is here; the rest follows by `receive`."""
 
 
@@ -445,18 +445,13 @@ class ReplayBuffer:
         """A fresh copy of payload that is on this process."""
         return self._store.load(serial)
 
-    def read(self, serial: int) -> Group:
-        """The payload itself, for those who change nothing."""
-        return self._store.read(serial)
-
-    def payload(self) -> Iterator[tuple[int, Group]]:
-        """`(serial, group)` of those that are `held`, without copies: change nothing."""
+    def payload(self) -> Iterator[tuple[int, Packed]]:
+        """`(serial, packed group)` of those that are `held`."""
         return self._store.payload()
 
-    def receive(self, groups: Mapping[int, Group], copies: bool = True) -> None:
-        """Put away the payload that lives on this process, by serial: copies of it, in main memory, unless it is there
-        and nobody else's."""
-        self._store.receive(groups, copies)
+    def receive(self, payload: Mapping[int, Packed]) -> None:
+        """Put away the payload that lives on this process, by serial."""
+        self._store.receive(payload)
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Take back entries whose payload will not come or has no place; return their number."""

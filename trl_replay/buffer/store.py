@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..base.text import format_bytes
 from ..data.fields import PIXELS
 from ..data.table import CORE, Table, lowest
-from ..data.types import Bools, Group, Ints
+from ..data.types import NONE, Bools, Group, Ints, Kind, Packed
+from ..serialization.groups import unpack
+
+KIND = 4
+"""Bytes of a number of a kind."""
 
 
 class Store:
@@ -30,7 +33,8 @@ class Store:
         self.max_bytes = max_bytes
         self.table = Table.empty(size, functions)
         self._keysets: list[frozenset[str]] = []
-        self._payload: dict[int, Group] = {}
+        self._kinds: dict[Kind, int] = {}
+        self._payload: list[bytes | None] = []  # by row of the table; before it the number of its kind
         self._bytes = 0
         self._has_warned = False
 
@@ -39,7 +43,7 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: payload, and the used rows of all columns."""
+        """Bytes held: payload, and the used rows of all columns, with what Python needs for an entry."""
         return self._bytes + len(self.table) * self.table.row_bytes
 
     def keyset(self, keys: frozenset[str]) -> int:
@@ -52,7 +56,7 @@ class Store:
         """Put newcomers' columns into the table, whatever room there is; `tag` is drawn here. Return their rows."""
         count, first = len(columns["serial"]), len(self.table)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
-        self.table.append({**columns, "tag": tags}, count)
+        self._append({**columns, "tag": tags}, count)
         return np.arange(first, first + count)
 
     def evict(self, rank: Callable[[Table], NDArray[Any]], drops: bool = False) -> int:
@@ -86,11 +90,16 @@ class Store:
 
     def load(self, serial: int) -> Group:
         """A fresh copy of payload that is on this process."""
-        return self.read(serial).map(torch.clone)
+        return unpack(self.read(serial))
 
-    def read(self, serial: int) -> Group:
-        """The payload itself."""
-        return self._payload[serial]
+    def read(self, serial: int) -> Packed:
+        """Payload that is on this process, as it is kept."""
+        row = self.table.rows_of([serial])[0]
+        held = None if row == NONE else self._payload[row]
+        if held is None:
+            raise KeyError(serial)
+        kinds = list(self._kinds)
+        return Packed(kinds[int.from_bytes(held[:KIND], "little")], held[KIND:])
 
     def _warn_of_bytes(self, costs: Ints) -> None:
         if self._has_warned:
@@ -105,7 +114,8 @@ class Store:
 
     def held(self) -> list[int]:
         """Serials of the entries whose payload is on this process, in the order of the table."""
-        return [serial for serial in self.table.serial.tolist() if serial in self._payload]
+        serials = self.table.serial.tolist()
+        return [serial for serial, held in zip(serials, self._payload, strict=True) if held is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, sets of
@@ -128,26 +138,24 @@ class Store:
         numbers = np.array(renumbered, np.int64)
         known = {name: columns[name] for name in self.table.names if name in CORE or name in columns}
         known["keys"] = numbers[columns["keys"]]
-        self.table.append(known, len(columns["serial"]))
+        self._append(known, len(columns["serial"]))
 
-    def payload(self) -> Iterator[tuple[int, Group]]:
-        """`(serial, group)` of those that are `held`, without copies: change nothing."""
-        return ((serial, self._payload[serial]) for serial in self.held())
+    def _append(self, columns: Mapping[str, NDArray[Any]], count: int) -> None:
+        self.table.append(columns, count)
+        self._payload += [None] * count
 
-    def receive(self, groups: Mapping[int, Group], copies: bool = True) -> None:
-        """Put away the payload that lives on this process, in main memory.
+    def payload(self) -> Iterator[tuple[int, Packed]]:
+        """`(serial, packed group)` of those that are `held`."""
+        return ((serial, self.read(serial)) for serial in self.held())
 
-        Args:
-            groups (`Mapping[int, Group]`): By serial; their entries stand in the table.
-            copies (`bool`): Whether to copy them; needless where they are in main memory, and nobody else's.
-        """
-        if copies:
-            groups = {
-                serial: group.map(lambda tensor: tensor.detach().to("cpu", copy=True))
-                for serial, group in groups.items()
-            }
-        self._payload.update(groups)
-        self._bytes += sum(group.nbytes for group in groups.values())
+    def receive(self, payload: Mapping[int, Packed]) -> None:
+        """Put away the payload that lives on this process, by serial, of entries that stand in the table."""
+        rows = self.table.rows_of(list(payload)).tolist()
+        for row, (kind, data) in zip(rows, payload.values(), strict=True):
+            if row != NONE:
+                number = self._kinds.setdefault(kind, len(self._kinds))
+                self._payload[row] = number.to_bytes(KIND, "little") + data
+                self._bytes += len(data)
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Take back entries whose payload will not come or has no place; return their number."""
@@ -178,9 +186,9 @@ class Store:
         index = np.asarray(rows, dtype=np.int64)
         if len(index) == 0:
             return 0
-        for serial in self.table.serial[index].tolist():
-            group = self._payload.pop(serial, None)
-            if group is not None:
-                self._bytes -= group.nbytes
-        self.table.remove(index)
+        for row in index.tolist():
+            self._bytes -= len(self._payload[row] or bytes(KIND)) - KIND
+        for gap, row in self.table.remove(index):
+            self._payload[gap] = self._payload[row]
+        del self._payload[len(self) :]
         return len(index)

@@ -3,7 +3,7 @@
 checkpoint-12/trl_replay/rank-00000/
     state.json                  counters, generators, what the run was like, and the checksums of the other files
     table.safetensors           the table's columns
-    payload-00000.safetensors   groups, in blocks of one key of all of them, up to `SHARD_BYTES` a file
+    payload-00000.safetensors   packed groups, one after the other, up to `SHARD_BYTES` a file
     candidates.safetensors      groups that have not settled yet
     prompts.safetensors         the prompts generated for, where something is generated again
     plugins/<name>/             what plugins wrote
@@ -30,12 +30,12 @@ from safetensors.torch import load_file, save_file
 from ..base.files import named_in, regular
 from ..batch.candidates import Block, Candidate, PendingGroups, Recorded
 from ..data.rewards import RewardRule
-from ..data.types import OF_GROUPS, Group, Groups
+from ..data.types import OF_GROUPS, Groups, Packed
 from ..errors import CheckpointError, MismatchError
-from ..serialization.groups import from_tensors, to_tensors
+from ..serialization.groups import from_tensors, to_tensors, unpack
 from .discovery import FOLDER
 
-FORMAT = 3
+FORMAT = 4
 STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
     "state.json",
     "table.safetensors",
@@ -141,8 +141,8 @@ class RankState:
         session = {**self.session, "reward_rule": rule}
         return replace(self, session=session, columns=columns, pending=None, files=[])
 
-    def payload(self) -> Iterator[tuple[int, Group]]:
-        """`(serial, group)` of all payload that this rank held."""
+    def payload(self) -> Iterator[tuple[int, Packed]]:
+        """`(serial, packed group)` of all payload that this rank held."""
         for path in self.files:
             with _blaming(path), safe_open(path, framework="pt") as file:
                 yield from from_tensors(file.get_tensor)
@@ -154,14 +154,14 @@ def rank_folder(folder: Path, rank: int) -> Path:
 
 
 def write(
-    folder: Path, saved: RankState, payload: Iterable[tuple[int, Group]], plugins: Callable[[Path], None]
+    folder: Path, saved: RankState, payload: Iterable[tuple[int, Packed]], plugins: Callable[[Path], None]
 ) -> None:
     """Write one rank's folder, which must not exist; `state.json` comes last.
 
     Args:
         folder (`Path`): The checkpoint's `trl_replay`.
         saved ([`RankState`]): What to write.
-        payload (`Iterable`): `(serial, group)`, asked for one after the other.
+        payload (`Iterable`): `(serial, packed group)`, asked for one after the other.
         plugins (`Callable`): Lets plugins write into the folder that it is given.
     """
     mine = rank_folder(folder, saved.rank)
@@ -281,13 +281,13 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _shards(payload: Iterable[tuple[int, Group]]) -> Iterator[dict[int, Group]]:
+def _shards(payload: Iterable[tuple[int, Packed]]) -> Iterator[dict[int, Packed]]:
     """Groups in portions that fit into memory beside everything else."""
-    shard: dict[int, Group] = {}
+    shard: dict[int, Packed] = {}
     nbytes = 0
-    for serial, group in payload:
-        shard[serial] = group
-        nbytes += group.nbytes
+    for serial, packed in payload:
+        shard[serial] = packed
+        nbytes += len(packed.data)
         if nbytes >= SHARD_BYTES:
             yield shard
             shard, nbytes = {}, 0
@@ -341,10 +341,10 @@ def _read_pending(description: dict[str, Any] | None, files: Mapping[str, Path])
 
 
 def _read_candidate(
-    described: dict[str, Any], tensors: Mapping[str, torch.Tensor], groups: Mapping[int, Group]
+    described: dict[str, Any], tensors: Mapping[str, torch.Tensor], groups: Mapping[int, Packed]
 ) -> Candidate:
     serial = described["serial"]
-    group = groups[serial] if described["complete"] else None
+    group = unpack(groups[serial]) if described["complete"] else None
     records = []
     for row, known in enumerate(described["records"]):
         records.append(Recorded(Block(tensors[_record_name(serial, row)][None]), 0) if known else None)

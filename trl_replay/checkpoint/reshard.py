@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.types import Group, Ints
+from ..data.types import Ints, Packed
 from ..protocols import Columns
 from .format import RankState
 
@@ -38,14 +38,14 @@ class RankShare:
     Attributes:
         columns (`dict[str, NDArray]`): The table's.
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
-        payload (`Callable`): Yields `(serial, group)`.
+        payload (`Callable`): Yields `(serial, packed group)`.
         next_serial (`int`): Of the next fresh group.
         dropped (`int`): Candidates, which have no place in batches that are divided otherwise.
     """
 
     columns: Columns
     keysets: list[frozenset[str]]
-    payload: Callable[[], Iterator[tuple[int, Group]]]
+    payload: Callable[[], Iterator[tuple[int, Packed]]]
     next_serial: int
     dropped: int
 
@@ -74,11 +74,11 @@ def _reshard_private_buffers(states: Sequence[RankState], target: TargetRank) ->
     mine = columns["owner"] == target.rank
     wanted = {former[number]: number for number in np.flatnonzero(mine).tolist()}
 
-    def payload() -> Iterator[tuple[int, Group]]:
+    def payload() -> Iterator[tuple[int, Packed]]:
         for number, state in enumerate(states):
-            for serial, group in state.payload():
+            for serial, packed in state.payload():
                 if (number, serial) in wanted:
-                    yield wanted[number, serial], group
+                    yield wanted[number, serial], packed
 
     columns = {name: column[mine] for name, column in columns.items()}
     dropped = sum(len(state.pending.candidates) for state in states if state.pending is not None)
@@ -92,11 +92,11 @@ def _reshard_one_buffer(states: Sequence[RankState], target: TargetRank) -> Rank
     columns["owner"] = _owners(len(serials), target)
     wanted = set(serials[columns["owner"] == target.rank].tolist())
 
-    def payload() -> Iterator[tuple[int, Group]]:
+    def payload() -> Iterator[tuple[int, Packed]]:
         for state in states:
-            for serial, group in state.payload():
+            for serial, packed in state.payload():
                 if serial in wanted:
-                    yield serial, group
+                    yield serial, packed
 
     next_serial = max(state.session["serial"] for state in states)
     dropped = 0 if states[0].pending is None else len(states[0].pending.candidates)

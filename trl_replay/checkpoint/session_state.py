@@ -17,7 +17,7 @@ from ..batch.candidates import LONGER, PendingGroups
 from ..buffer.replay_buffer import OTHER_RULE
 from ..data.counters import Tally
 from ..data.rewards import RewardRule
-from ..data.types import Group
+from ..data.types import Packed
 from ..errors import CheckpointError, MismatchError
 from ..generation.dataset_rows import Dataset
 from ..protocols import AttachedSession
@@ -342,13 +342,13 @@ class RankPart:
         self._buffer.serial, self._buffer.warmed = 0, False
         self._session.forget_pending()
 
-    def _fill(self, mine: RankState, payload: Iterable[tuple[int, Group]]) -> None:
+    def _fill(self, mine: RankState, payload: Iterable[tuple[int, Packed]]) -> None:
         """Let entries leave that are too long, or that a smaller buffer than then has no room for, and take the
         payload of the others."""
         self._forget_longer(mine)
         self._buffer.trim()
         kept = set(self._buffer.table.serial.tolist())
-        self._buffer.receive({serial: group for serial, group in payload if serial in kept}, copies=False)
+        self._buffer.receive({serial: packed for serial, packed in payload if serial in kept})
 
 
 def _waiting(states: Sequence[RankState]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ ROW_COLUMNS: dict[str, Any] = {
 }
 """Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
+ENTRY = 192
+"""Bytes that an entry takes beside columns and payload: its number, its place by number, and a header of its bytes."""
 LARGEST_SCORE = 1e301
 """Weights below it have finite sums, of ten million entries, too."""
 
@@ -152,9 +154,10 @@ class Table:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of all columns."""
+        """Bytes of one row of all columns, and of what Python needs for an entry beside."""
         if not self._row_bytes:
-            self._row_bytes = sum(column.itemsize * math.prod(column.shape[1:]) for column in self._columns.values())
+            sizes = [column.itemsize * math.prod(column.shape[1:]) for column in self._columns.values()]
+            self._row_bytes = ENTRY + sum(sizes)
         return self._row_bytes
 
     def add_column(self, name: str, dtype: Any = np.float64, fill: float = 0) -> None:
@@ -185,8 +188,8 @@ class Table:
             self._row_of.update(zip(self.serial[first:].tolist(), range(first, left), strict=True))
         self._recount(self.prompt[first:])
 
-    def remove(self, rows: NDArray[np.int64]) -> None:
-        """Remove distinct rows; the last rows move into the gaps."""
+    def remove(self, rows: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
+        """Remove distinct rows; the last rows move into the gaps. Return what moved: `(gap, row)`."""
         left = self._length - len(rows)
         moved = np.setdiff1d(np.arange(left, self._length), rows)
         gaps = np.sort(rows[rows < left])
@@ -199,6 +202,7 @@ class Table:
                 del self._row_of[serial]
             self._row_of.update(zip(self.serial[gaps].tolist(), gaps.tolist(), strict=True))
         self._recount(prompts)
+        return zip(gaps.tolist(), moved.tolist(), strict=True)
 
     def _recount(self, prompts: NDArray[np.int64]) -> None:
         """Count the entries of these prompts anew; some have come or left."""
@@ -232,7 +236,7 @@ class _Taken(Table):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of all columns."""
+        """Bytes of one row, as of the whole table."""
         return self._whole.row_bytes
 
     def writable(self, name: str) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,7 +290,7 @@ class InputsContext(Context):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One stored group: unpadded copies of the row tensors of `G` completions.
+    """One group as it is stored: unpadded copies of the row tensors of `G` completions.
 
     Attributes:
         tensors (`dict[str, torch.Tensor]`): Per batch key, the real values of all rows in row order, flat; tensors
@@ -315,16 +315,26 @@ class Group:
             return stored.split(lengths)  # type: ignore[no-any-return, no-untyped-call]
         return stored.view(len(self.completion_lengths)).unbind()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors and lengths."""
-        tensors = sum([tensor.nbytes for tensor in self.tensors.values()])
-        return int(tensors + self.prompt_lengths.nbytes + self.completion_lengths.nbytes)
 
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Group:
-        """Return the group with `function` applied to each tensor."""
-        tensors = {key: function(tensor) for key, tensor in self.tensors.items()}
-        return Group(tensors, self.keys, self.prompt_lengths.copy(), self.completion_lengths.copy())
+class Kind(NamedTuple):
+    """What describes the bytes of a packed group. Few kinds describe many groups."""
+
+    keys: frozenset[str]
+    """Those of the group."""
+    prompts: int
+    """Its prompt lengths: 1 if they are shared."""
+    rows: int
+    """Its rows."""
+    tensors: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
+    """Of each tensor its key, its dtype, its shape without the first dimension, and the bytes of a number."""
+
+
+class Packed(NamedTuple):
+    """A group as bytes, in memory and in files: see `serialization.groups`."""
+
+    kind: Kind
+    data: bytes
+    """Prompt lengths, completion lengths, and first dimensions of tensors, 4 bytes each; then the tensors' numbers."""
 
 
 NONE = -1

@@ -13,9 +13,10 @@ from ..batch.compose import check, join, take_rows
 from ..batch.group_view import TOLD_ITEMS, blank, describe, with_environments
 from ..data.counters import COUNTERS, Tally
 from ..data.tasks import task_of_group
-from ..data.types import Batch, Floats, Group
+from ..data.types import Batch, Floats, Group, Packed
 from ..errors import SeamError
 from ..protocols import Agreement, Columns
+from ..serialization.groups import pack, unpack
 from ..setup.settings import Components
 from .agreement import (
     Message,
@@ -226,8 +227,7 @@ class Communicator:
         buffer = self._buffer
         parts = components.scope.admit(buffer.table, decision.admitted.arrivals, decision.admitted.mine)
         try:
-            groups = {serial: join(held, components.fields) for serial, held in parts.items()}
-            buffer.receive(groups)
+            buffer.receive({serial: self._joined(held) for serial, held in parts.items()})
         except Exception as caught:
             if components.processes == 1:  # several stop together, and until then must go on with the same table
                 buffer.withdraw(sorted(parts.keys() - buffer.held()))
@@ -239,10 +239,14 @@ class Communicator:
         fetched: dict[int, Group] = components.scope.fetch(requests, lambda serial: self._load(serial, wanted[serial]))
         return fetched
 
+    def _joined(self, parts: Sequence[Packed]) -> Packed:
+        """The group of which these are the parts."""
+        return parts[0] if len(parts) == 1 else pack(join([unpack(part) for part in parts], self._components.fields))
+
     def _load(self, serial: int, rows: list[int]) -> Group:
-        """Load only those rows of the entry that are replayed; they are read, and not changed."""
+        """Load only those rows of the entry that are replayed."""
         try:
-            group = self._buffer.read(serial)
+            group = self._buffer.load(serial)
             if rows == list(range(len(group.completion_lengths))):
                 return group
             return take_rows(group, rows, self._components.fields)

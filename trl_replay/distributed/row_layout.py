@@ -15,7 +15,7 @@ from ..data.counters import Tally
 from ..data.fields import PIXELS
 from ..data.plan import Plan
 from ..data.table import Table
-from ..data.types import NONE, Bools, Group, Ints, Placement
+from ..data.types import NONE, Bools, Group, Ints, Packed, Placement
 from ..errors import BatchError, SeamError
 from ..protocols import Arrival, Request
 
@@ -29,11 +29,11 @@ class Admitted:
 
     Attributes:
         arrivals (`list[Arrival]`): All of them, the same on all processes that share the buffer.
-        mine (`dict[int, Group]`): This process's rows of them, by serial.
+        mine (`dict[int, Packed]`): This process's rows of them, by serial.
     """
 
     arrivals: list[Arrival] = field(default_factory=list)
-    mine: dict[int, Group] = field(default_factory=dict)
+    mine: dict[int, Packed] = field(default_factory=dict)
 
     def within(self, serials: Container[int]) -> Admitted:
         """Return those of them that the table still has."""

@@ -16,7 +16,7 @@ from ..strategies.selectors import ALWAYS_SHARE
 from .model_trial import Trial
 from .settings import Components, Settings
 
-TOKEN_BYTES = 8
+TOKEN_BYTES = 7
 """Of a stored completion token at least: its id, and its log-prob."""
 REMEDY = re.compile(r"\bset ((?!replay_)[a-z_]+=[\w.]+)")
 """A setting of the trainer in a reason."""

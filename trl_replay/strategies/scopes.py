@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from ..base.text import counted
 from ..data.table import Table
-from ..data.types import Floats, Group, Ints
+from ..data.types import Floats, Group, Ints, Packed
 from ..protocols import Agreement, Arrival, Columns, Load, Request, Scope
 
 if TYPE_CHECKING:
     import torch
 
-Groups: TypeAlias = Mapping[int, Group]
-"""Payload by serial number."""
-Parts: TypeAlias = dict[int, list[Group]]
+Payload: TypeAlias = Mapping[int, Packed]
+"""Packed groups by serial number."""
+Parts: TypeAlias = dict[int, list[Packed]]
 """Per serial number, the parts of a group in row order."""
 ERROR_BYTES = 4096
 """The most of an error's text that `agree` sends; longer ones are cut."""
@@ -60,7 +60,9 @@ class Collectives:
         self.received[verb] += gathered.nbytes - mine.nbytes
         return gathered
 
-    def exchange(self, verb: str, outgoing: Sequence[Sequence[int]], load: Load, crossing: bool) -> list[list[Group]]:
+    def exchange(
+        self, verb: str, outgoing: Sequence[Sequence[int]], load: Callable[[int], Packed], crossing: bool
+    ) -> list[list[Packed]]:
         """Exchange sizes (8 bytes from each rank) and groups in two `all_to_all_single`; return None if no group
         moves.
 
@@ -162,7 +164,7 @@ class ProcessScope(_Scope):
         """Return this process's rows only."""
         return columns
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Payload) -> Parts:
         """Store this process's payload here."""
         table.writable("owner")[_rows_of(table, arrivals)] = self.rank
         return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
@@ -193,7 +195,7 @@ class GatheredScope(_Scope):
             shared[name] = rows.view(column.dtype).ravel()
         return shared
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Payload) -> Parts:
         """Choose an owner for each arrival, and move payload that was generated elsewhere."""
         rows = _rows_of(table, arrivals)
         loads = np.bincount(table.owner, minlength=self.ranks)
@@ -210,13 +212,15 @@ class GatheredScope(_Scope):
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Send drawn groups from their owners to the ranks with rows of their slots."""
+        from ..serialization.groups import pack, unpack
+
         outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
         for request in requests:
             if request.owner == self.rank:
                 for rank in request.ranks:
                     outgoing[rank].append(request.serial)
         crossing = any(rank != request.owner for request in requests for rank in request.ranks)
-        received = self._collectives.exchange("fetch", outgoing, load, crossing)
+        received = self._collectives.exchange("fetch", outgoing, lambda serial: pack(load(serial)), crossing)
         groups = {}
         for serial, owner, ranks in requests:
             if self.rank not in ranks:
@@ -224,10 +228,10 @@ class GatheredScope(_Scope):
             if owner == self.rank:
                 groups[serial] = load(serial)
             else:
-                groups[serial] = received[owner].pop(0)
+                groups[serial] = unpack(received[owner].pop(0))
         return groups
 
-    def _send(self, arrivals: Sequence[Arrival], owners: Sequence[int], mine: Groups) -> Parts:
+    def _send(self, arrivals: Sequence[Arrival], owners: Sequence[int], mine: Payload) -> Parts:
         """Send this rank's part of each arrival to the arrival's owner.
 
         Returns:

@@ -21,6 +21,7 @@ from ...batch.samples import HELD, samples_of
 from ...buffer import Newcomer
 from ...data.counters import COUNTERS, Tally
 from ...data.types import NONE, Floats, Groups, Ints
+from ...serialization.groups import pack
 from ...serialization.samples import decoded, encoded
 from ...setup.settings import Components
 from .groups import OpenGroup, SampleReader, TrainerView, can_train
@@ -270,7 +271,8 @@ class ReplayQueue:
 
     def _store(self, group: OpenGroup, view: Groups, payload: Any, solved: Ints, tally: Tally) -> None:
         if self._buffer.capacity:
-            newcomer = Newcomer(group.serial, payload.nbytes, HELD, payload=payload)
+            packed = pack(payload)
+            newcomer = Newcomer(group.serial, len(packed.data), HELD, payload=packed)
             self._buffer.extend(view, [newcomer], tally, solved)
 
     def _born(self, sample: Any) -> int:

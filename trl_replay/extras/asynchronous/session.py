@@ -25,6 +25,7 @@ from ...data.types import FROM_FILE, Entry
 from ...distributed.agreement import roll_call_of, run_on_all_ranks
 from ...errors import AttachError, ReplayError
 from ...reporting import Reporting
+from ...serialization.groups import pack
 from ...session import NOT_ATTACHED
 from ...setup.assembly import assemble
 from ...setup.config import ReplayConfig
@@ -328,7 +329,8 @@ class AsyncSession:
             origin=np.array([FROM_FILE]),
         )
         (serial,) = self.buffer.take_serials(1)
-        newcomer = Newcomer(serial, payload.nbytes, HELD, payload=payload)
+        packed = pack(payload)
+        newcomer = Newcomer(serial, len(packed.data), HELD, payload=packed)
         self.buffer.extend(view, [newcomer], tally)
 
     def entry(self, serial: int) -> Entry:

@@ -18,6 +18,7 @@ from ...data.fields import ADVANTAGES, FIELDS, STORED_REWARDS, TOKEN_ADVANTAGES
 from ...data.table import Table
 from ...data.types import Entry, Group
 from ...errors import CheckpointError, ReplayError
+from ...serialization.groups import unpack
 from .reader import TASK, TOKENIZER, reward_columns
 
 if TYPE_CHECKING:
@@ -112,10 +113,10 @@ def of_checkpoint(folder: str | Path) -> Source:
         for state in states:
             serials = state.columns["serial"].tolist()
             rows = {serial: row for row, serial in enumerate(serials)}
-            for serial, group in state.payload():
+            for serial, packed in state.payload():
                 row = rows[serial]
                 columns = {name: column[row].tolist() for name, column in state.columns.items()}
-                yield StoredEntry(columns, group)
+                yield StoredEntry(columns, unpack(packed))
 
     first = states[0]
     try:
