@@ -198,8 +198,10 @@ class PendingGroups:
         nbytes = np.zeros(count, np.int64)
         if any(candidate.rows.stop > count for candidate in self.candidates):  # batches are smaller now
             return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
-        for candidate in self.candidates:
-            if not candidate.complete() or candidate.group is None or (payload := candidate.payload()) is None:
+        complete = [candidate for candidate in self.candidates if candidate.complete()]
+        payloads = [candidate.payload() for candidate in complete]
+        for candidate, payload in zip(complete, payloads, strict=True):
+            if candidate.group is None or payload is None:
                 continue
             recorded[candidate.rows] = 1
             logps[candidate.rows] = trainable_sums(candidate.group)

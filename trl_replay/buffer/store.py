@@ -34,7 +34,7 @@ class Store:
         self.table = Table.empty(size, functions)
         self._keysets: list[frozenset[str]] = []
         self._kinds: dict[Kind, int] = {}
-        self._payload: list[bytes | None] = []  # by row of the table; before it the number of its kind
+        self._payload: list[bytes | None] = []  # by row of the table; the first bytes number its kind
         self._bytes = 0
         self._has_warned = False
 
@@ -154,8 +154,8 @@ class Store:
         for row, (kind, data) in zip(rows, payload.values(), strict=True):
             if row != NONE:
                 number = self._kinds.setdefault(kind, len(self._kinds))
-                self._payload[row] = number.to_bytes(KIND, "little") + data
-                self._bytes += len(data)
+                self._payload[row] = held = number.to_bytes(KIND, "little") + data
+                self._bytes += len(held)
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Take back entries whose payload will not come or has no place; return their number."""
@@ -187,7 +187,7 @@ class Store:
         if len(index) == 0:
             return 0
         for row in index.tolist():
-            self._bytes -= len(self._payload[row] or bytes(KIND)) - KIND
+            self._bytes -= len(self._payload[row] or b"")
         for gap, row in self.table.remove(index):
             self._payload[gap] = self._payload[row]
         del self._payload[len(self) :]

@@ -325,8 +325,8 @@ class Kind(NamedTuple):
     """Its prompt lengths: 1 if they are shared."""
     rows: int
     """Its rows."""
-    tensors: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
-    """Of each tensor its key, its dtype, its shape without the first dimension, and the bytes of a number."""
+    tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]
+    """Of each tensor its key, its torch dtype, its shape without the first dimension, and the bytes of a number."""
 
 
 class Packed(NamedTuple):
@@ -334,7 +334,7 @@ class Packed(NamedTuple):
 
     kind: Kind
     data: bytes
-    """Prompt lengths, completion lengths, and first dimensions of tensors, 4 bytes each; then the tensors' numbers."""
+    """Prompt lengths, completion lengths, and tensors' first dimensions, 4 bytes each; their numbers; 8 zeros."""
 
 
 NONE = -1

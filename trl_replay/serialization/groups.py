@@ -18,26 +18,32 @@ from ..data.types import Group, Kind, Packed
 INDEX, GROUPS = "index", "groups"
 """Names of two tensors: `GROUPS` holds the bytes of all groups, one after the other, and `INDEX`, as JSON, their
 kinds, and each group's number, kind, and bytes."""
-NUMPY = {getattr(torch, name) for name in DTYPES} - {torch.bfloat16}
-NARROWED = (torch.int64, torch.int32, torch.int16)
-"""Whose numbers take as few bytes as their largest one needs."""
 BY_NAME = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-LENGTH = np.dtype(np.uint32)
+OF_NUMPY = {getattr(torch, name): np.dtype(name) for name in DTYPES if name != "bfloat16"}
+NARROWED: dict[torch.dtype, Any] = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16}
+"""Whose numbers take as few bytes as their largest one needs; seen as these, a negative one is large."""
+BEHIND = bytes(8)
+"""What follows the numbers, so that the last one can be read with bytes that it does not have."""
 
 
 def pack(group: Group) -> Packed:
     """Pack a group; nothing is lost."""
     lengths = [*group.prompt_lengths.tolist(), *group.completion_lengths.tolist()]
     tensors, parts = [], []
-    for key, tensor in sorted(group.tensors.items(), key=_place):
+    for key, tensor in sorted(group.tensors.items()):
         dtype, (count, *shape) = tensor.dtype, tensor.shape
-        values = (tensor if dtype in NUMPY else tensor.reshape(-1).view(torch.uint8)).numpy(force=True)
-        width, part = _narrow(values.ravel()) if dtype in NARROWED else (dtype.itemsize, values.tobytes())
-        tensors.append((key, dtype, tuple(shape), width))
+        values = (tensor if dtype in OF_NUMPY else tensor.reshape(-1).view(torch.uint8)).numpy(force=True)
+        width = dtype.itemsize
+        if dtype in NARROWED:
+            values = values.ravel()
+            largest = int(values.view(NARROWED[dtype]).max(initial=0))
+            width = (largest.bit_length() + 7) // 8 or 1
+            values = np.ndarray(values.shape, f"V{width}", values, 0, values.strides)
+        tensors.append((key, str(dtype), tuple(shape), width))
         lengths.append(count)
-        parts.append(part)
+        parts.append(values.tobytes())
     kind = Kind(group.keys, len(group.prompt_lengths), len(group.completion_lengths), tuple(tensors))
-    return Packed(kind, np.array(lengths, LENGTH).tobytes() + b"".join(parts))
+    return Packed(kind, b"".join([np.array(lengths, np.uint32).tobytes(), *parts, BEHIND]))
 
 
 def unpack(packed: Packed) -> Group:
@@ -47,14 +53,20 @@ def unpack(packed: Packed) -> Group:
         Exception: Of several kinds, where the bytes are not of this kind.
     """
     (keys, prompts, rows, described), data = packed
-    lengths = np.frombuffer(data, LENGTH, prompts + rows + len(described)).astype(np.int64)
-    values = np.frombuffer(bytearray(data[len(lengths) * LENGTH.itemsize :]), np.uint8)  # tensors begin aligned in it
-    tensors, end = {}, 0
-    for (key, dtype, shape, width), count in zip(described, lengths[prompts + rows :].tolist(), strict=True):
-        begin, end = end, end + width * count * math.prod(shape)
-        part = _widen(values[begin:end], width, dtype.itemsize) if dtype in NARROWED else values[begin:end]
-        tensors[key] = torch.from_numpy(part).view(dtype).view(count, *shape)
-    if end != len(values) or len(tensors) < len(described):
+    told = np.frombuffer(data, np.uint32, prompts + rows + len(described))
+    tensors, end, lengths = {}, told.nbytes, told.astype(np.int64)
+    for (key, name, shape, width), count in zip(described, lengths[prompts + rows :].tolist(), strict=True):
+        dtype, numbers = BY_NAME[name], count * math.prod(shape)
+        begin, end = end, end + numbers * width
+        if dtype in OF_NUMPY and numbers:
+            values: NDArray[Any] = np.ndarray((numbers,), OF_NUMPY[dtype], data, begin, (width,))
+            values = values & ((1 << 8 * width) - 1) if width < dtype.itemsize else values.copy()
+        else:
+            values = np.frombuffer(bytearray(data[begin:end]), np.uint8)
+        tensor = torch.from_numpy(values)
+        as_told = tensor.dtype == dtype and len(tensor) == count and not shape  # most are, and views take time
+        tensors[key] = tensor if as_told else tensor.view(dtype).view(count, *shape)
+    if end + len(BEHIND) != len(data) or len(tensors) < len(described):
         raise ValueError("a group has other bytes than is told of it")
     return Group(tensors, keys, lengths[:prompts], lengths[prompts : prompts + rows])
 
@@ -64,16 +76,7 @@ def to_tensors(payload: Mapping[int, Packed]) -> dict[str, torch.Tensor]:
     groups = sorted(payload.items())
     kinds: dict[Kind, int] = {}
     told = [(number, kinds.setdefault(kind, len(kinds)), len(data)) for number, (kind, data) in groups]
-    of_kinds = [
-        (
-            sorted(kind.keys),
-            kind.prompts,
-            kind.rows,
-            [(key, str(dtype), *others) for key, dtype, *others in kind.tensors],
-        )
-        for kind in kinds
-    ]
-    index = json.dumps([of_kinds, told], separators=(",", ":"))
+    index = json.dumps([[(sorted(keys), *others) for keys, *others in kinds], told], separators=(",", ":"))
     return {INDEX: _flat(index.encode()), GROUPS: _flat(b"".join([data for _, (_, data) in groups]))}
 
 
@@ -87,10 +90,15 @@ def from_tensors(get: Callable[[str], torch.Tensor]) -> Iterator[tuple[int, Pack
         Exception: Of several kinds, where the tensors are not what `to_tensors` made.
     """
     of_kinds, told = json.loads(get(INDEX).numpy().tobytes())
-    kinds = []
-    for keys, prompts, rows, tensors in of_kinds:
-        described = [(key, BY_NAME[dtype], tuple(shape), width) for key, dtype, shape, width in tensors]
-        kinds.append(Kind(frozenset(keys), prompts, rows, tuple(described)))
+    kinds = [
+        Kind(
+            frozenset(keys),
+            prompts,
+            rows,
+            tuple((key, name, tuple(shape), width) for key, name, shape, width in tensors),
+        )
+        for keys, prompts, rows, tensors in of_kinds
+    ]
     block, end = get(GROUPS).numpy(), 0
     if sum(size for *_, size in told) != len(block) or len({number for number, *_ in told}) < len(told):
         raise ValueError("there are other groups than the index tells")
@@ -113,24 +121,3 @@ def from_bytes(data: torch.Tensor) -> list[Packed]:
 
 def _flat(data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
-
-
-def _place(item: tuple[str, torch.Tensor]) -> tuple[bool, int, str]:
-    """Where a tensor stands among others: what is read in place begins at a multiple of its numbers' bytes."""
-    key, tensor = item
-    return tensor.dtype in NARROWED, -tensor.dtype.itemsize, key
-
-
-def _narrow(numbers: NDArray[Any]) -> tuple[int, bytes]:
-    """Integers without bytes that are 0 in all of them: how many each has left; and the lowest byte of all, then the
-    next ones."""
-    largest = int(numbers.view(f"u{numbers.itemsize}").max(initial=0))  # seen so, a negative one is large
-    width = max(-(-largest.bit_length() // 8), 1)
-    return width, numbers.view(np.uint8).reshape(-1, numbers.itemsize).T[:width].tobytes()
-
-
-def _widen(part: NDArray[np.uint8], width: int, size: int) -> NDArray[np.uint8]:
-    """The integers of `size` bytes that `_narrow` was given, as bytes."""
-    wide = np.zeros((len(part) // width, size), np.uint8)
-    wide.T[:width] = part.reshape(width, -1)
-    return wide.ravel()
