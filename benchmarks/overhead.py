@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py            # about 15 minutes on one core, nearly all of it for the time in the step
     python benchmarks/overhead.py --tables   # only large buffers: two minutes
+    python benchmarks/overhead.py --bytes    # only what a stored token takes: ten seconds
     python benchmarks/overhead.py --quick    # a tiny model and few steps: its share of the step means nothing
     python benchmarks/overhead.py --counts   # what a step asks of a device, and calls: a minute
     python benchmarks/overhead.py --json
@@ -23,6 +24,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import argparse
+import gc
+import itertools
 import json
 import statistics
 import sys
@@ -40,13 +43,16 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
-from trl_replay import Session, attach, compat
+from trl_replay import Group, Session, attach, compat
+from trl_replay.buffer.store import Store
+from trl_replay.serialization.groups import pack
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 from trl_replay.trainer.callback import ReplayCallback
 
@@ -55,6 +61,7 @@ import waits
 
 GROUPS, GENERATIONS, TOKENS = 8, 8, 128
 PROMPTS = [f"{number}+{number * 37 % 1000}=" for number in range(100, 140)]
+VOCABULARY = 151_000
 WARM_UP = 4
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 CALLBACKS = ("on_optimizer_step", "on_step_end", "on_train_end")
@@ -195,8 +202,40 @@ def forwards() -> list[Check]:
     return checks
 
 
-def step_and_bytes(quick: bool) -> list[Check]:
-    """The seam's share of a stock step without generation, and the bytes that one stored token takes."""
+def bytes_held(tokens: int, count: int = 10_000) -> tuple[Store, list[Check]]:
+    """A buffer of so many groups, of rows of so many random tokens; the bytes of a token that are told, and by how
+    many times of what is told the process has grown. In a process that has freed much before, it grows by less."""
+    rng, store = np.random.default_rng(0), Store(count, size=GENERATIONS)
+    prompt = np.random.default_rng(1).integers(0, VOCABULARY, 10, np.int32)
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    for serials in np.arange(count).reshape(-1, 4):
+        store.append({"serial": serials}, rng)
+        for serial in serials.tolist():
+            tensors = {
+                "prompt_ids": prompt,
+                "completion_ids": rng.integers(0, VOCABULARY, GENERATIONS * tokens, np.int32),
+                "advantages": rng.random(GENERATIONS, np.float32),
+                "old_per_token_logps": rng.random(GENERATIONS * tokens, np.float32),
+                "trl_replay_rewards": rng.random((GENERATIONS, 1), np.float32),
+            }
+            lengths = np.array([len(prompt)]), np.full(GENERATIONS, tokens)
+            group = Group(
+                {key: torch.from_numpy(array) for key, array in tensors.items()}, frozenset(tensors), *lengths
+            )
+            store.receive({serial: pack(group)})
+    gc.collect()
+    grown = psutil.Process().memory_info().rss - before
+    held = f"{count:,} groups of {GENERATIONS} rows of {tokens} tokens, ids below {VOCABULARY:,}"
+    told = store.nbytes / count / (len(prompt) + GENERATIONS * tokens)
+    return store, [
+        Check(f"bytes told a token at {tokens}", told, 8.4 if tokens >= 50 else 15, "", held),
+        Check(f"the process's growth / bytes told at {tokens}", grown / store.nbytes, 1.2, "", held),
+    ]
+
+
+def step_share(quick: bool) -> list[Check]:
+    """The seam's share of a stock step without generation."""
     shape = (64, 2) if quick else (320, 8)
     count = 12 if quick else 50
     stock = run(None, WARM_UP + count, *shape, TOKENS)
@@ -204,19 +243,13 @@ def step_and_bytes(quick: bool) -> list[Check]:
     plain = statistics.median(step["step"] - step["generation"] for step in stock["steps"][WARM_UP:])
     seam = statistics.median(seam_time(step) for step in replay["steps"][WARM_UP:])
     whole = statistics.median(step["step"] - step["generation"] for step in replay["steps"][WARM_UP:])
-    buffer = replay["session"].buffer
-    stored = [buffer.load(serial) for serial in buffer.table.serial.tolist()]
-    prompts = sum(int(group.prompt_lengths.sum()) for group in stored)  # a shared prompt has one length
-    tokens = prompts + sum(int(group.completion_lengths.sum()) for group in stored)
     metrics = replay["session"].metrics
     detail = (
         f"{seam * 1e3:.1f} ms of {plain * 1e3:.0f} ms stock ({whole * 1e3:.0f} ms with replay), "
         f"{replay['parameters'] / 1e6:.1f} M parameters, {GROUPS} x {GENERATIONS} x {TOKENS} tokens, medians of "
         f"{count}, {metrics['replay/replaced_fraction']:.0%} of the groups replaced"
     )
-    share = Check("time in the seam / stock step without generation", 100 * seam / plain, 2, "%", detail)
-    held = f"{len(buffer)} groups, {tokens} tokens ({prompts} of prompts), beta 0"
-    return [share, Check("bytes held per real token", buffer.nbytes / tokens, 8.4, "bytes", held)]
+    return [Check("time in the seam / stock step without generation", 100 * seam / plain, 2, "%", detail)]
 
 
 class Fill(TrainerCallback):
@@ -237,9 +270,8 @@ class Fill(TrainerCallback):
         columns |= {"serial": np.arange(-count, 0), "score": rng.integers(1, 5, count).astype(float)}
         columns["prompt"] = rng.choice(prompts[-len(PROMPTS) :], count)
         buffer._store.append(columns, rng)
-        stored = columns["serial"].tolist()
-        one_payload = dict.fromkeys(stored, buffer.load(0))  # the time of large tables is measured, not main memory
-        buffer._store._payload.update(one_payload)
+        payload = buffer._store._payload
+        payload[-count:] = payload[:1] * count  # one object: the time of large tables is measured, not main memory
 
 
 ROWS = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_advantages": "joint"}
@@ -422,6 +454,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and returns 0 whether or not the targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="only the time in large buffers")
+    parser.add_argument("--bytes", action="store_true", help="only the bytes of a token, told and in the process")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--counts", action="store_true", help="only what a step asks of a device, and calls")
@@ -431,9 +464,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.counts:
         Console(width=None if sys.stdout.isatty() else 140).print(counts())
         return 0
-    checks = [*tables(), settle_and_sample(100_000, settings=ROWS)]
-    if not options.tables:
-        checks += [*forwards(), *step_and_bytes(options.quick)]
+    bytes_held(7, 400)  # what torch and NumPy take at first is no buffer's
+    kept, held = zip(*(bytes_held(tokens) for tokens in (7, 50)), strict=True)
+    checks = [*itertools.chain(*held)]
+    del kept
+    if not options.bytes:
+        checks += [*tables(), settle_and_sample(100_000, settings=ROWS)]
+    if not (options.bytes or options.tables):
+        checks += [*forwards(), *step_share(options.quick)]
     if options.json:
         rows = [{**vars(check), "met": check.met} for check in checks]
         print(json.dumps({"quick": options.quick, "checks": rows}, indent=1))
