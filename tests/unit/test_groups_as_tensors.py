@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from trl_replay.batch.compose import cut, join
 from trl_replay.buffer.store import Store
 from trl_replay.data.fields import FieldTable
-from trl_replay.data.types import Group
-from trl_replay.serialization.groups import from_bytes, pack, to_bytes, unpack
+from trl_replay.data.types import Group, Packed
+from trl_replay.serialization.groups import from_bytes, from_tensors, pack, to_bytes, to_tensors, unpack
 
 DTYPES = (
     torch.int8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool,
@@ -82,6 +82,16 @@ def test_what_is_unpacked_owns_its_memory():
     packed = pack(Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3])))
     unpack(packed).tensors["key0"].zero_()
     assert unpack(packed).tensors["key0"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("width", [0, -1])
+def test_70_numbers_of_no_bytes_would_inflate_and_are_refused(width):
+    kind, data = pack(
+        Group({"key0": torch.zeros(9, dtype=torch.int32)}, frozenset(NAMES), np.array([2]), np.array([3]))
+    )
+    of_none = kind._replace(tensors=(("key0", "torch.int32", (), width),))
+    with pytest.raises(ValueError, match="no bytes"):
+        list(from_tensors(to_tensors({0: Packed(of_none, data[:12] + bytes(8))}).__getitem__))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.bool])

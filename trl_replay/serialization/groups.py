@@ -99,6 +99,8 @@ def from_tensors(get: Callable[[str], torch.Tensor]) -> Iterator[tuple[int, Pack
         )
         for keys, prompts, rows, tensors in of_kinds
     ]
+    if any(width < 1 for kind in kinds for *_, width in kind.tensors):
+        raise ValueError("numbers of no bytes would take memory that no file holds")
     block, end = get(GROUPS).numpy(), 0
     if sum(size for *_, size in told) != len(block) or len({number for number, *_ in told}) < len(told):
         raise ValueError("there are other groups than the index tells")
