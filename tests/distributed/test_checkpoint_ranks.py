@@ -15,6 +15,7 @@ from resuming import SCOPES, group_hash, last, restored, runs_on_ranks, train
 from trl_replay import last_complete_checkpoint
 from trl_replay.checkpoint import format as saved
 from trl_replay.extras.files.export import of_checkpoint, write
+from trl_replay.serialization.groups import unpack
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def payload_of(checkpoint):
     hashes = set()
     for rank in saved.ranks_in(checkpoint / "trl_replay"):
         state = saved.read(checkpoint / "trl_replay", rank)
-        hashes |= {group_hash(group) for _, group in state.payload()}
+        hashes |= {group_hash(unpack(packed)) for _, packed in state.payload()}
     return hashes
 
 

@@ -236,7 +236,7 @@ def alone(folder, rows, **settings):
         ("an advantages hook", "'an_advantages_hook' (registered in this process) failed in trl_replay_advantages"),
         ("a mix hook", "'a_mix_hook' (registered in this process) failed in trl_replay_mix"),
         ("an inputs hook", "'an_inputs_hook' (registered in this process) failed in trl_replay_inputs"),
-        ("a group that can't be loaded", "no memory to read"),
+        ("a group that can't be loaded", "no memory to load"),
         ("a group that can't be kept", "no memory to receive"),
     ],
 )

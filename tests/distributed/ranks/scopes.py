@@ -239,7 +239,7 @@ def failing(folder):
     for name, (hook, update, settings) in HOOKS.items():
         trl_replay.register(failing_in(hook, update), name.replace(" ", "_"))
         yield name, attempt(replay_plugins=[name.replace(" ", "_")], **settings)
-    yield "a group that can't be loaded", without_memory("read", attempt(replay_scope="gathered"))
+    yield "a group that can't be loaded", without_memory("load", attempt(replay_scope="gathered"))
     yield "a group that can't be kept", without_memory("receive", attempt(replay_scope="gathered"))
     yield "a scorer that differs", attempt(live=uneven, replay_scope="gathered", replay_scorer=by_rank,
                                            replay_buffer_size=1)  # fmt: skip
