@@ -211,6 +211,7 @@ FORMS = {
         json.dumps({**entry, "step": None, "global_step/max_steps": f"{entry['step']}/500", "elapsed_time": "1m"})
         for entry in entries
     ),
+    "printed.json": lambda entries: json.dumps([{key: f"{entry[key]:g}" for key in entry} for entry in entries]),
     "wandb.csv": lambda entries: (
         "\ufeff"
         + pandas.DataFrame(
@@ -252,7 +253,9 @@ def test_each_form_of_a_log_is_told_what_its_run_shows(form: str, tmp_path: Path
         ("out.parquet", "PAR", "can't be read"),
         ("train.log", "{'loss': 0.0, 'reward': 0.2}", "files that end in '.log' are not read"),
         ("other.csv", "Wall time,Step,Value\n1,2,0.5\n", "'frac_reward_zero_std' is missing"),
-        ("old.json", '[{"step": 1, "reward": 0.1, "reward_std": 0.1, "loss": 0}]', "older releases of TRL"),
+        ("old.json", '[{"step": 1, "reward": 0.1, "reward_std": 0.1, "loss": 0}]', "has no 'frac_reward_zero_std'"),
+        ("table.csv", "Step,reward,reward_std\n1,0.1,0.2\n", "tables in notebooks leave it out"),
+        ("dpo.json", '[{"step": 1, "rewards/chosen": 0.1, "loss": 0}]', "is no log of GRPO"),
         ("steps.jsonl", '{"epoch": 1, "frac_reward_zero_std": 0.5}', "name the column 'step'"),
     ],
 )

@@ -111,19 +111,23 @@ def _rows(path: Path) -> Any:
 
 def plain(row: Mapping[str, Any]) -> Entry:
     """Return an entry with the names that the trainer logs, and its numbers alone; what is huge is NaN."""
-    steps = [step for name in STEPS if (step := _step(row.get(name))) is not None]
-    values = {str(name).removeprefix("train/"): value for name, value in row.items() if type(value) in (int, float)}
-    plain = {name: float(value) if abs(value) < LARGEST else nan for name, value in values.items()}
+    steps = [step for name in STEPS if is_number(step := _number(row.get(name)))]
+    values = {str(name).removeprefix("train/"): _number(value) for name, value in row.items()}
+    plain = {name: value for name, value in values.items() if value is not None}
     return {**plain, "step": steps[0]} if steps else plain
 
 
-def _step(value: Any) -> float | None:
-    """A step as a number, where a text tells it before the number of all steps."""
+def _number(value: Any) -> float | None:
+    """A value as a number, NaN if it is huge; a text may tell it, as transformers 5 prints it, and a step before the
+    number of all steps."""
     try:
-        step = float(value.partition("/")[0] if isinstance(value, str) else value)
-    except (TypeError, ValueError, OverflowError):
+        text = value.partition("/")[0] if isinstance(value, str) else value
+        number = float(text) if type(value) in (int, float, str) else None
+    except ValueError:
         return None
-    return step if abs(step) < LARGEST else None
+    except OverflowError:
+        return nan
+    return number if number is None or abs(number) < LARGEST else nan
 
 
 def _apart(entries: Sequence[Entry]) -> list[list[Entry]]:
@@ -259,8 +263,9 @@ class Run:
         has = f"It has {', '.join(names[:8]) or 'no entries'}."
         if DEAD in names or DEAD_EXACT in names:
             return f"says no step of its shares of dead groups: name the column 'step'. {has}"
-        older = "; older releases of TRL did not log it" if "reward_std" in names else ""
-        return f"is no log of GRPO: {DEAD!r} is missing, the share of dead groups{older}. {has}"
+        if "reward_std" in names:
+            return f"has no {DEAD!r}, the share of dead groups: older TRL and tables in notebooks leave it out. {has}"
+        return f"is no log of GRPO: {DEAD!r} is missing, the share of dead groups. {has}"
 
     @cached_property
     def trained(self) -> list[Entry]:
