@@ -27,6 +27,15 @@ def test_completions_that_are_nearly_all_cut_off_are_told_first_and_alone(reward
     assert told_of(log) == ["cut off"]
 
 
+def test_completions_that_all_end_at_the_limit_are_told_where_rewards_teach_little() -> None:
+    cut = {"completions__clipped_ratio": 1.0, "rewards__accuracy__std": 0.1}
+    assert told_of(logged(frac_reward_zero_std=0.997, reward=0.88, **cut)) == ["cut off"], "all get the same"
+    flat = logged(reward=lambda step: 0.55 - step / 400, frac_reward_zero_std=0.1, **cut)
+    assert told_of(flat) == ["cut off"], "the reward did not rise"
+    rising = logged(reward=lambda step: 0.2 + step / 80, frac_reward_zero_std=0.1, **cut)
+    assert "cut off" not in told_of(rising), "it learns with what it writes before the limit"
+
+
 def evaluated(log: list[dict[str, Any]], *values: float) -> list[dict[str, Any]]:
     """The log with evaluations in equal distances."""
     every = len(log) // len(values)

@@ -146,12 +146,12 @@ RULES = (
         (
             "completions cut off ≥ 0.9",
             "longest completion ≥ 64",
-            "dead groups ≥ 0.5",
             "all right groups ≤ 0.05",
-            "reward ≤ 0.1",
+            "reward ≤ 0.1 | dead groups ≥ 0.95 | the reward rose is not True",
         ),
-        "Nearly all completions reach `max_completion_length` before they end, and hardly one is rewarded. Raise "
-        "`max_completion_length`, or ask for shorter answers, before you judge anything else, replay included.",
+        "Nearly all completions reach `max_completion_length` before they end, and their rewards teach little. Raise "
+        "`max_completion_length`, ask for shorter answers, or find out why none ends (the EOS token), before you "
+        "judge anything else, replay included.",
         COMPARE,
     ),
     Rule(
