@@ -36,6 +36,23 @@ def test_completions_that_all_end_at_the_limit_are_told_where_rewards_teach_litt
     assert "cut off" not in told_of(rising), "it learns with what it writes before the limit"
 
 
+def windowed(dead: float, norm: float) -> list[dict[str, Any]]:
+    """A log of every tenth update, whose grad_norm is the last one's."""
+    log = logged(40, frac_reward_zero_std=dead, grad_norm=norm, reward=lambda step: 0.4 + step / 100)
+    return [{**entry, "step": 10 * entry["step"]} for entry in log]
+
+
+def test_a_gradient_of_0_may_be_of_a_dead_group_where_not_every_update_was_logged() -> None:
+    """With a group an update, as many updates have no gradient as groups are dead."""
+    assert "no gradient" not in told_of(windowed(0.9, 0.0))
+    assert told_of(windowed(0.3, 0.0)) == ["no gradient"], "0.3 ** 10: not all of them were dead"
+    assert told_of(windowed(0.9, float("nan"))) == ["no gradient"]
+    sliced = [{**entry, "step": 4 * entry["step"]} for entry in logged(frac_reward_zero_std=0.9, grad_norm=0.0)]
+    further = [{"step": entry["step"] + slice_, "loss": 0.0} for entry in sliced for slice_ in (1, 2, 3)]
+    log = sorted([*sliced, *further], key=lambda entry: entry["step"])
+    assert "no gradient" not in told_of(log), "a batch in slices, of which one may be dead"
+
+
 def evaluated(log: list[dict[str, Any]], *values: float) -> list[dict[str, Any]]:
     """The log with evaluations in equal distances."""
     every = len(log) // len(values)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...data.counters import GATED
 from ...setup.config import ReplayConfig
 from .outcome import ALL_RIGHT, ALL_WRONG, ESS, HIGHEST, LOWEST, REPLACED, TINY, Outcome, cost_in_words
@@ -24,6 +26,8 @@ LEARNED, FEWEST_TO_FALL = 0.1, 20
 HELD_BACK = 0.25
 """Share of the slots that could be filled from which on a limit that left them is told."""
 COLLAPSED = 0.95
+UNLIKELY = 0.01
+"""A chance below which dead groups do not explain that no gradient was logged."""
 NAME = "NAME"
 """Stands for reward functions that do not differ where their sum does."""
 RANGE = "RANGE"
@@ -439,7 +443,7 @@ def facts_of(outcome: Outcome, count: int = 0) -> dict[str, Any]:
         "steps that count": sum(run.attached or entry[DEAD] > 0 for entry in steps),
         "reward of its best": _earned(outcome, last),
         "the reward rose": outcome.rose,
-        "steps without a gradient": _untaught(last),
+        "steps without a gradient": _untaught(last, run.updates_per_batch == 1),
         "steps without a reward": _unscored(last),
         "unscored completions": _failed(run, last),
         "evaluation below its best": _below_best(outcome.evaluated),
@@ -482,10 +486,13 @@ def _earned(outcome: Outcome, last: Sequence[Entry]) -> float:
     return min(now / best, 1.0)
 
 
-def _untaught(last: Sequence[Entry]) -> float:
-    """The share of steps without a gradient among those with a live group; 0 where none is logged."""
-    live = [entry["grad_norm"] for entry in last if "grad_norm" in entry and entry[DEAD] < 1]
-    return sum(not is_number(norm) or norm == 0 for norm in live) / len(live) if live else 0.0
+def _untaught(last: Sequence[Entry], each: bool) -> float:
+    """The share of steps without a gradient among those with a live group; 0 where none is logged. Unless `each` step
+    is one update on a whole batch, the gradient is of a part of its groups: 0 where all of those may have been
+    dead."""
+    live = [entry for entry in last if "grad_norm" in entry and entry[DEAD] < 1]
+    dead = [entry[DEAD] if entry["grad_norm"] == 0 else 0.0 for entry in live if not entry["grad_norm"] > 0]
+    return len(dead) / len(live) if dead and (each or np.prod(dead) < UNLIKELY) else 0.0
 
 
 def _unscored(last: Sequence[Entry]) -> float:
