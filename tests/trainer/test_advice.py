@@ -328,11 +328,11 @@ def test_a_reward_that_fell_is_told_of_a_log_that_averages(tmp_path):
     assert told_of(as_stock(trainer))[0] == "fallen reward"
 
 
-def test_a_mean_reward_below_zero_has_no_share_of_its_best(tmp_path):
+def test_a_mean_reward_below_zero_fell_by_its_share_of_the_way_from_its_lowest_to_its_best(tmp_path):
     mixed, lost = [1.0, 1.0, -1.0, 1.0], [-1.0] * 4
     rewards = Rewards(*[[mixed] * 3] * 20, *[[mixed, lost, lost]] * 20)
     trainer, _ = trained(tmp_path, rewards, max_steps=40, replay_dry_run=True)
-    assert told_of(as_stock(trainer)) == ["dead groups"]
+    assert told_of(as_stock(trainer)) == ["fallen reward", "dead groups"]
 
 
 def test_a_dry_run_is_told_what_a_stock_run_is_told(tmp_path):

@@ -53,6 +53,15 @@ def test_a_gradient_of_0_may_be_of_a_dead_group_where_not_every_update_was_logge
     assert "no gradient" not in told_of(log), "a batch in slices, of which one may be dead"
 
 
+def test_a_reward_below_zero_that_fell_is_told_first() -> None:
+    fallen = logged(60, reward=lambda step: 0.5 - abs(step - 25) / 20, frac_reward_zero_std=0.6)
+    assert told_of(fallen)[0] == "fallen reward"
+    noisy = logged(reward=lambda step: -0.5 + 0.3 * (-1) ** step, frac_reward_zero_std=0.6)
+    assert "fallen reward" not in told_of(noisy)
+    rising = logged(reward=lambda step: step / 20 - 1, frac_reward_zero_std=0.6)
+    assert "fallen reward" not in told_of(rising)
+
+
 def evaluated(log: list[dict[str, Any]], *values: float) -> list[dict[str, Any]]:
     """The log with evaluations in equal distances."""
     every = len(log) // len(values)

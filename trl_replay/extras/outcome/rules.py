@@ -197,8 +197,9 @@ RULES = (
     Rule(
         "fallen reward",
         ("reward of its best ≤ 0.5",),
-        "The mean reward fell below half of its best. Unless the prompts became harder, halve the `learning_rate` "
-        "before you judge anything else, replay included.",
+        "The mean reward fell below half of its best (where rewards are negative: below halfway from its lowest to "
+        "its best). Unless the prompts became harder, halve the `learning_rate` before you judge anything else, "
+        "replay included.",
         COMPARE,
     ),
     Rule(
@@ -476,14 +477,16 @@ def _windows(run: Run, steps: Sequence[Entry], key: str, count: int = LEAST) -> 
 
 
 def _earned(outcome: Outcome, last: Sequence[Entry]) -> float:
-    """The mean reward of the last steps as a share of the best mean; 1 where none is high enough to tell, and where
-    one is negative."""
+    """The mean reward of the last steps as a share of the best mean, both above the lowest mean where rewards are
+    negative; 1 where none is high enough to tell."""
     run, count = outcome.run, max(len(last), FEWEST_TO_FALL)
-    best = max(_windows(run, outcome.steps, outcome.key, count), default=0.0)
-    now = run.mean(outcome.key, outcome.steps[-count:])
-    if now is None or best < LEARNED or min(outcome.values) < 0:
+    means, now = _windows(run, outcome.steps, outcome.key, count), run.mean(outcome.key, outcome.steps[-count:])
+    below = min(outcome.values, default=0.0) < 0
+    least = min(means, default=0.0) if below else 0.0
+    most = max(means, default=0.0) - least
+    if now is None or most < LEARNED or (below and not outcome.fell):
         return 1.0
-    return min(now / best, 1.0)
+    return min((now - least) / most, 1.0)
 
 
 def _untaught(last: Sequence[Entry], each: bool) -> float:
