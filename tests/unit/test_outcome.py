@@ -262,10 +262,13 @@ FORMS = {
 @pytest.mark.parametrize("form", [*FORMS, "log.parquet"])
 def test_each_form_of_a_log_is_told_what_its_run_shows(form: str, tmp_path: Path, said: Any) -> None:
     entries = logged(reward=lambda step: 0.2 + step / 80, frac_reward_zero_std=0.125)
+    entries += [{"step": 40, "eval_reward": 0.6}, {"step": 40, "train_runtime": 500.0}]
     if form in FORMS:
         (tmp_path / form).write_text(FORMS[form](entries))
     else:
         pandas.DataFrame(entries).to_parquet(tmp_path / form)
+    run = Run.of_folder(tmp_path / form)
+    assert (len(run.trained), run.updates_per_batch) == (40, 1), "what a table leaves empty is no update"
     told = " ".join(said("report", tmp_path / form).split())
     assert "outcome: reward 0.23 → 0.68 over 40 updates, 400 seconds (" in told
     assert "what to change: Fewer than half of the groups are dead" in told

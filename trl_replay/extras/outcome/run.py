@@ -269,8 +269,9 @@ class Run:
 
     @cached_property
     def trained(self) -> list[Entry]:
-        """Entries of updates, further ones of a batch included."""
-        return [entry for entry in self.log if is_number(entry.get("step")) and ("loss" in entry or generated(entry))]
+        """Entries of updates, further ones of a batch included. Other rows of a table have no loss, or NaN."""
+        told = (entry for entry in self.log if is_number(entry.get("step")))
+        return [entry for entry in told if is_number(entry.get("loss")) or generated(entry)]
 
     @cached_property
     def steps(self) -> list[Entry]:
