@@ -76,6 +76,10 @@ def test_a_second_update_of_a_batch_generates_no_completions() -> None:
     assert "stock took 480 completions, and two updates 480 (as many)" in text
     assert "stock took 600 seconds, and two updates 718 (20% more)" in text
     assert "assumed" not in text
+    replaying = [{**entry, "replay/dead_fraction": 0.5} if "reward" in entry else entry for entry in log]
+    preset = Run.of_log(replaying, label="preset", per_batch=8)
+    text = told([made_up("stock", rising(0.25)), twice, preset])
+    assert "By reward, with as many updates a batch, preset ends at 0.479, and two updates at 0.479." in text
     seldom = [entry for entry in logged(60, reward=rising(0.5)) if entry["step"] % 2 == 0]
     text = told([Run.of_log(seldom, label="stock", per_batch=8), made_up("b", rising(0.5))])
     assert "Not every update was logged: one update a batch is assumed (logging_steps=1 tells)." in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -53,12 +54,22 @@ def compare(outcomes: Sequence[Outcome]) -> list[str]:
     for each, words in ((f"eval_{key}", f"{name} on evaluation prompts"), (key, name)):
         if all(run.numbers(each) for run in runs):
             said += [line for other in others for line in _compared(first, other, each, words)]
+            said += [
+                _compared(control, other, each, f"{words}, with as many updates a batch")[0]
+                for control, other in itertools.permutations(others, 2)
+                if _is_control(control[0], other[0])
+            ]
     if name == SUM and len(runs[0].functions) > 1:
         functions = " or ".join(runs[0].functions)
         said.append(f"The reward is the sum of several functions. Name the one that counts: --reward {functions}.")
     if any(run.per_batch and run.updates_per_batch is None for run in runs):
         said.append("Not every update was logged: one update a batch is assumed (logging_steps=1 tells).")
     return said if min(map(len, [first, *others])) >= ENOUGH else [*said, UNPROVEN]
+
+
+def _is_control(run: Run, replaying: Run) -> bool:
+    """Whether a run shows what the further updates of another do without its replay."""
+    return replaying.attached and not run.attached and run.updates_per_batch == replaying.updates_per_batch
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
