@@ -89,7 +89,7 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_told_first_and_alone
         (0.1, 1, "leave replay out. To save completions, take two updates", 'replay_preset="sample_efficient"'),
         (0.45, 1, "Set GRPOConfig(num_iterations=2).", 'replay_preset="sample_efficient"'),
         (0.45, 2, "leave replay out", "Set GRPOConfig(num_iterations=2)"),
-        (0.5, 1, "take two updates a batch first, and then the preset", "leave replay out"),
+        (0.5, 1, "take the preset, which replays in a second update", "leave replay out"),
         (0.5, 2, 'Set replay_preset="sample_efficient"', "Set GRPOConfig(num_iterations=2), or"),
     ],
 )

@@ -320,9 +320,9 @@ RULES = (
     Rule(
         "dead groups",
         ("dead groups ≥ 0.5", "failing groups ≤ 0.85", "all right groups ≤ 0.5", *STOCK),
-        "Half of the groups or more are dead. Where prompts come again and generation is what costs, take two updates "
-        "a batch first, and then the preset, which replays in the second; compare both with this run. Where prompts "
-        "are new, tune `learning_rate` first: too few groups fail for replay's defaults to gain much.",
+        "Half of the groups or more are dead. Where prompts come again and generation is what costs, take the preset, "
+        "which replays in a second update of each batch; compare it with this run, and with two updates alone. Where "
+        "prompts are new, tune `learning_rate` first: too few groups fail for replay's defaults to gain much.",
         RULE,
         {**TWO_UPDATES, **PRESET, **COUNT_FIRST},
     ),
