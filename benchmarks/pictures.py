@@ -22,6 +22,11 @@ from matplotlib import pyplot
 
 DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
 """The arms of a picture, with their colors."""
+ON_PRODUCTS = {
+    "stock": ("stock", "#666666"),
+    "stock, 2 updates, KL": ("preset,\nno replay", "#b35900"),
+    "sample_efficient": ("preset", "#1a7f37"),
+}
 BY_RATE = {"stock, KL 0.02": "#b35900", **DRAWN}
 
 
@@ -71,31 +76,40 @@ def draw_completions(path: Path, is_narrow: bool) -> None:
 
 
 def draw_products(path: Path) -> None:
-    """One panel of that picture: *products* on a GPU."""
-    figure, axis = pyplot.subplots(figsize=(9, 4.4), layout="constrained")
-    _, (_, panel), *_ = panels()
-    _draw_panel(axis, panel)
-    stock = panel.of_arms["stock"]
-    axis.set_title(f"products: 24 prompts that repeat, SmolLM2-135M, a GPU, {len(stock)} seeds", fontsize=17)
-    axis.set(xlabel="completions", ylabel="accuracy")
-    end = np.mean([run.end for run in stock])
-    axis.annotate(
-        "stock's final accuracy", (0.02, end), (0, 6), ("axes fraction", "data"), "offset points", fontsize=15
-    )
+    """Accuracy over completions on *products* on a CPU: stock, stock with all that the README's lines set but replay,
+    and the preset, each at the best of its rates; mean, and between which values the seeds lie."""
+    figure, axis = pyplot.subplots(figsize=(9, 4.2), layout="constrained")
+    done = learning_rates.finished()
+    batch, seeds = study.TASKS["products"].batch, learning_rates.updates_per_batch.SEEDS
+    named = []
+    for arm, (name, color) in ON_PRODUCTS.items():
+        rate = learning_rates.best_of(done, "products", arm)
+        runs = [Measured.of(done[study.Run("products", arm, rate, seed)], batch) for seed in seeds]
+        named.append((*_draw_runs(axis, runs, batch, color), name, color))
+    _name_ends(axis, named)
+    title = f"24 products, SmolLM2-135M, {len(seeds)} seeds (bands: lowest to highest)"
+    axis.set(xlabel="completions generated", ylabel="accuracy on the list", ylim=(0, 0.96), xlim=(0, named[0][0]))
+    axis.set_title(title, fontsize=17)
+    axis.axhline(named[0][1], color=ON_PRODUCTS["stock"][1], linewidth=1, linestyle="--")
+    axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+def _draw_runs(axis: Any, runs: list[Measured], batch: int, color: str) -> tuple[float, float]:
+    """Draw the mean of an arm's runs, and between which values they lie; return where it ends."""
+    measured = np.unique(np.concatenate([run.generated for run in runs]))  # not every seed at the same batches
+    values = np.array([np.interp(measured, run.generated, run.values) for run in runs])
+    completed, mean = batch * measured, values.mean(axis=0)
+    axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
+    axis.plot(completed, mean, color=color, linewidth=2.5)
+    return completed[-1], mean[-1]
 
 
 def _draw_panel(axis: Any, panel: Panel) -> None:
     named = []
     for arm, color in DRAWN.items():
-        runs = panel.of_arms[arm]
-        measured = np.unique(np.concatenate([run.generated for run in runs]))  # not every seed at the same batches
-        values = np.array([np.interp(measured, run.generated, run.values) for run in runs])
-        completed, mean = panel.batch * measured, values.mean(axis=0)
-        axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
-        axis.plot(completed, mean, color=color, linewidth=2.5)
-        named.append((completed[-1], mean[-1], arm, color))
+        named.append((*_draw_runs(axis, panel.of_arms[arm], panel.batch, color), arm, color))
     _name_ends(axis, named)
     axis.axhline(named[0][1], color="#666666", linewidth=1, linestyle="--")
     _mark_crossings(axis, panel.of_arms, panel.batch)

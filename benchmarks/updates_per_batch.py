@@ -275,7 +275,7 @@ def curve(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     collapsed."""
     rates = CURVE[task][::-1]
     rows = [f"| {task} | {' | '.join(f'{rate:g}' for rate in rates)} |", f"|{'---|' * (len(rates) + 1)}"]
-    for arm in CURVE_ARMS:
+    for arm in (*CURVE_ARMS, "stock, 2 updates, KL"):
         ends = [_ends(done, task, arm, rate)[1] for rate in rates]
         if set(ends) != {MISSING}:
             rows.append(f"| {arm} | {' | '.join(ends)} |")

@@ -40,7 +40,7 @@ def test_what_it_mixes_by_name_attaches_in_python_and_yaml(tmp_path, plug, capsy
     module = ModuleType("mine")
     exec(mine, vars(module))
     plug(module, "mine")
-    with trl_replay.attached(trainer, **{**given, "replay_evictor": "mine/least_used"}) as session:
+    with trl_replay.attached(trainer, **{**given, "replay_evictor": "mine/most_used"}) as session:
         assert session.config.replay_sampler == given["replay_sampler"]
     assert all(f'{name}="{value}"' in mixed for name, value in given.items())
     main(["list"])
@@ -62,7 +62,9 @@ def test_its_script_trains_with_replay(tmp_path):
     script = re.sub(r"^.", "", shown, flags=re.MULTILINE)
     assert max(map(len, script.splitlines())) <= 50, "a phone shows hardly more"
     ours = f"num_generations=4, max_steps=4, use_cpu=True, report_to='none', output_dir={str(tmp_path / 'out')!r},"
-    script = script.replace("Qwen/Qwen2.5-0.5B", str(tmp_path / "model")).replace("beta=0.1,", f"beta=0.1, {ours}", 1)
+    script = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(tmp_path / "model")).replace(
+        "beta=0.1,", f"beta=0.1, {ours}", 1
+    )
     names = {
         "your_reward": lambda completions, **_: [float(number % 2) for number, _ in enumerate(completions)],
         "your_prompts": Dataset.from_list([{"prompt": f"{number}+1="} for number in range(8)]),
