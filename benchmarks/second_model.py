@@ -95,15 +95,13 @@ def collect(path: Path) -> list[Run]:
 
 def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """A row an arm and rate, as Markdown: accuracy at the end, of the pilot and of the other seeds."""
-    rows = ["| arm | rate | pilot | other seeds | times fewer |", "|---|---|---|---|---|"]
-    ends = {run: lines[-1]["sampled"] for run, lines in done.items()}
+    rows = ["| arm | rate | pilot | dead groups | other seeds |", "|---|---|---|---|---|"]
     for arm in ARMS:
         for rate in sorted({run.rate for run in done if run.arm == arm}):
-            seeds = [seed for seed in SEEDS if Run("products", arm, rate, seed) in done]
-            of_seeds = [ends[Run("products", arm, rate, seed)] for seed in seeds]
-            mean = f"{np.mean(of_seeds):.2f} ({', '.join(f'{end:.2f}' for end in of_seeds)})" if seeds else "–"
-            pilot = ends.get(Run("products", arm, rate, PILOT))
-            rows.append(f"| {arm} | {rate:g} | {'–' if pilot is None else f'{pilot:.2f}'} | {mean} | |")
+            pilot, *seeds = (done.get(Run("products", arm, rate, seed), []) for seed in (PILOT, *SEEDS))
+            ends = ", ".join(f"{lines[-1]['sampled']:.2f}" for lines in seeds if lines)
+            dead = np.mean([line["frac_reward_zero_std"] for line in pilot[1:]])
+            rows.append(f"| {arm} | {rate:g} | {pilot[-1]['sampled']:.2f} | {dead:.2f} | {ends or '–'} |")
     return rows
 
 
