@@ -11,8 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 .PHONY: demo real check unit test vllm unsloth lint mutants compat canary pages docs site-check dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
+	@echo "Making .venv, and installing torch, TRL, and this package into it: a few minutes."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness -e plugins/trl-replay-curricula -e plugins/trl-replay-papers
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness -e plugins/trl-replay-curricula -e plugins/trl-replay-papers
 	touch $@
 
 # DeepSpeed has a folder of its own, which only its launches look into: transformers and accelerate import it wherever
