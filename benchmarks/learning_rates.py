@@ -148,7 +148,8 @@ def headline() -> list[str]:
 
 def on_products(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """The README's table, as Markdown: each arm at the best of its rates, mean and range of the seeds."""
-    rows = ["| 24 products, SmolLM2-135M, a CPU, 3 seeds | best rate | accuracy on the list |", "|---|---|---|"]
+    of = f"{study.TASKS['products'].rollouts:,} completions, SmolLM2-135M, 3 seeds"
+    rows = [f"| {of} | best rate | accuracy on the 24 prompts |", "|---|---|---|"]
     for arm, name in {
         "stock": "stock",
         "stock, 2 updates": "stock with `num_iterations=2`",

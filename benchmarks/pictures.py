@@ -24,7 +24,7 @@ DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
 """The arms of a picture, with their colors."""
 ON_PRODUCTS = {
     "stock": ("stock", "#666666"),
-    "stock, 2 updates, KL": ("preset,\nno replay", "#b35900"),
+    "stock, 2 updates, KL": ("as preset,\nno replay", "#b35900"),
     "sample_efficient": ("preset", "#1a7f37"),
 }
 BY_RATE = {"stock, KL 0.02": "#b35900", **DRAWN}
@@ -87,10 +87,11 @@ def draw_products(path: Path) -> None:
         runs = [Measured.of(done[study.Run("products", arm, rate, seed)], batch) for seed in seeds]
         named.append((*_draw_runs(axis, runs, batch, color), name, color))
     _name_ends(axis, named)
-    title = f"24 products, SmolLM2-135M, {len(seeds)} seeds (bands: lowest to highest)"
-    axis.set(xlabel="completions generated", ylabel="accuracy on the list", ylim=(0, 0.96), xlim=(0, named[0][0]))
+    title = f"24 prompts, SmolLM2-135M, {len(seeds)} seeds (bands: lowest to highest)"
+    axis.set(xlabel="completions generated", ylabel="accuracy on them", ylim=(0, 0.96), xlim=(0, named[0][0]))
     axis.set_title(title, fontsize=17)
     axis.axhline(named[0][1], color=ON_PRODUCTS["stock"][1], linewidth=1, linestyle="--")
+    axis.annotate("stock's end", (0, named[0][1]), (6, 5), textcoords="offset points", fontsize=15, color="#666666")
     axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
