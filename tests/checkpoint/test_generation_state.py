@@ -23,7 +23,8 @@ def test_a_run_resumes_with_and_without_what_the_checkpoint_knows_of_generating(
 def test_a_damaged_table_of_prompts_is_named(tmp_path):
     train(tmp_path, prompts=PROMPTS, replay_refill="new(rounds=1)")
     (file,) = (tmp_path / "checkpoint-6").rglob("prompts.safetensors")
-    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    *whole, last = file.read_bytes()
+    file.write_bytes(bytes([*whole, last ^ 1]))
     with pytest.raises(trl_replay.CheckpointError, match=r"prompts\.safetensors is not what was saved"):
         train(tmp_path, resume=str(tmp_path / "checkpoint-6"), prompts=PROMPTS, replay_refill="new(rounds=1)")
 
