@@ -81,6 +81,42 @@ def forget_stacks() -> None:
             sys.modules[name].traceback = types.SimpleNamespace(**{**vars(traceback), "format_stack": list})
 
 
+GENERATES = "TRL_REPLAY_TESTS_GENERATE"
+"""In the environment, which ranks inherit, while a test is marked `generates`."""
+SAMPLED = ("input_ids", "attention_mask", "generation_config", "disable_compile")
+"""What TRL hands to a model that shall generate text."""
+
+
+def sample_at_random() -> None:
+    """Has the tiny random model complete prompts by any token, much as it samples them, but without its layers, which
+    are a fifth of a test's training. Tests that look at generation, or learn by it, are marked `generates`."""
+    torch, model = sys.modules["torch"], sys.modules["transformers"].Qwen2ForCausalLM
+    real = model.generate
+
+    def generate(self: Any, *given: Any, **named: Any) -> Any:
+        is_tiny = self.config.vocab_size < 100 and self.config.num_hidden_layers <= 2
+        if GENERATES in os.environ or given or not is_tiny or not named.keys() <= set(SAMPLED):
+            return real(self, *given, **named)
+        prompts, config = named["input_ids"], named["generation_config"]
+        shape = len(prompts), config.max_new_tokens
+        drawn = torch.randint(1, self.config.vocab_size, shape, device=prompts.device)
+        is_end = torch.isin(drawn, torch.tensor(config.eos_token_id, device=prompts.device))
+        is_after = is_end.cumsum(dim=1) > is_end.long()
+        drawn = drawn.masked_fill(is_after, config.pad_token_id)
+        return torch.cat([prompts, drawn[:, : int((~is_after).sum(dim=1).max())]], dim=1)
+
+    model.generate = generate
+
+
+@pytest.fixture(autouse=True)
+def _generation(request: pytest.FixtureRequest) -> Iterator[None]:
+    is_others = request.path.parent.name.startswith("with_")  # vLLM and Unsloth have generation of their own
+    if is_others or request.node.get_closest_marker("generates"):
+        os.environ[GENERATES] = "1"
+    yield
+    os.environ.pop(GENERATES, None)
+
+
 def pytest_collection_finish() -> None:
     """Every test module is imported by now, and with them torch and TRL, where any test needs them."""
     if "torch" in sys.modules:
@@ -89,6 +125,9 @@ def pytest_collection_finish() -> None:
     if "accelerate" in sys.modules:  # each trainer asks a dozen times, and reads the packages' metadata for it
         imports = sys.modules["accelerate.utils.imports"]
         imports._is_package_available = functools.cache(imports._is_package_available)
+        sys.modules["accelerate.utils.memory"].gc = types.SimpleNamespace(collect=int)  # at each training's end
+    if "transformers" in sys.modules:
+        sample_at_random()
     keep_metadata()
     if "trl_replay.registry" in sys.modules:
         keep_entry_points()

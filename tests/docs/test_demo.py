@@ -33,6 +33,7 @@ def beside(status, call):
     return start
 
 
+@pytest.mark.generates
 def test_the_demo_trains_both_arms_and_reports_how_they_differ(taught, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(command.subprocess, "Popen", beside(0, main))
     monkeypatch.setattr(demo, "EVERY", 4)

@@ -45,6 +45,7 @@ def words(text):
     return re.sub(r"\s+", " ", re.sub(r"[-\d.%]+", " ", text)).strip()
 
 
+@pytest.mark.generates
 def test_the_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path):
     """In a process of its own, which has everything imported."""
     script = tmp_path / "run.py"

@@ -16,6 +16,8 @@ from trl_replay.extras.outcome.rules import RULES, advise, holds
 from trl_replay.extras.outcome.run import Run
 from trl_replay.testing import make_trainer
 
+pytestmark = pytest.mark.generates
+
 RIGHT = [1.0, 1.0, 1.0, 1.0]
 STEPS = 12
 FULL = [[HALF, LIVE, LIVE]] * 3

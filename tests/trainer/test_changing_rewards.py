@@ -121,6 +121,7 @@ def mended(text: str) -> int:
     return len(text) % 2
 
 
+@pytest.mark.generates
 def test_153_a_mended_function_of_the_same_name_is_told_when_training_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

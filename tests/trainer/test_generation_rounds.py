@@ -21,6 +21,8 @@ import trl_replay
 from trl_replay import Session
 from trl_replay.testing import make_trainer
 
+pytestmark = pytest.mark.generates
+
 rounds = partial(train, prompts=PROMPTS, replay_refill="new(rounds=2)", replay_buffer_size=0, replaced=0)
 """Trains with two further rounds a batch and no buffer."""
 

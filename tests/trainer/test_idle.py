@@ -13,6 +13,8 @@ from support import DEAD, LIVE, LOSSES, Forwards, Rewards
 import trl_replay
 from trl_replay.testing import make_trainer
 
+pytestmark = pytest.mark.generates
+
 
 def test_the_loss_types_are_all_that_trl_has() -> None:
     from trl import GRPOConfig

@@ -14,6 +14,8 @@ import trl_replay
 from trl_replay import RefusedError
 from trl_replay.testing import make_model, make_tokenizer
 
+pytestmark = pytest.mark.generates
+
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 LAYERS = {"target_modules": ["q_proj", "v_proj"]}
 

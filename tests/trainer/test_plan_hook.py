@@ -45,6 +45,7 @@ def by_hand(folder: Path, plan: Callable[..., Any], settings: Any = None, **repl
     return session, trainer.watch
 
 
+@pytest.mark.generates
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo"])
 def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_denominator(
     tmp_path: Path, loss: str
@@ -98,6 +99,7 @@ def test_the_plugin_of_the_page_that_drops_the_kl_term_of_old_rows(tmp_path: Pat
     assert max(told) > 0
 
 
+@pytest.mark.generates
 def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path: Path) -> None:
     code = of_page("## `trl_replay_plan(")
 

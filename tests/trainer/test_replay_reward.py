@@ -62,6 +62,7 @@ OVERLONG = {"advantages": lambda groups: np.where(groups.lengths > 5, np.nan, gr
 """A mask of rows above a length, as in docs/hooks.md."""
 
 
+@pytest.mark.generates
 @pytest.mark.parametrize("plugin", [{"hooks": OVERLONG}, {"replay_plugins": ["rloo"]}], ids=["overlong", "rloo"])
 def test_109_a_plugin_that_shapes_advantages_brings_no_dead_group_to_life(
     tmp_path: Path, plugin: dict[str, Any]
