@@ -26,7 +26,7 @@ def test_a_gated_row_whose_ratio_overflows_leaves_everything_finite(tmp_path: An
         group.tensors["old_per_token_logps"] -= 200.0
         return group
 
-    session.buffer.read = far_off  # type: ignore[method-assign]
+    session.buffer.load = far_off  # type: ignore[method-assign]
     trainer.train()
     assert logged(trainer, "replay/gated_fraction")[-1] == 1.0
     assert all(bool(seen["loss"].isfinite()) for seen in trainer.losses)
