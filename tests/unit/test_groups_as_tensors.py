@@ -1,5 +1,6 @@
 """Groups as bytes, and groups put together from the parts that several processes have."""
 
+import json
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,7 @@ from trl_replay.batch.compose import cut, join
 from trl_replay.buffer.store import Store
 from trl_replay.data.fields import FieldTable
 from trl_replay.data.types import Group, Packed
-from trl_replay.serialization.groups import from_bytes, from_tensors, pack, to_bytes, to_tensors, unpack
+from trl_replay.serialization.groups import GROUPS, INDEX, from_bytes, from_tensors, pack, to_bytes, to_tensors, unpack
 
 DTYPES = (
     torch.int8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool,
@@ -92,6 +93,31 @@ def test_70_numbers_of_no_bytes_would_inflate_and_are_refused(width):
     of_none = kind._replace(tensors=(("key0", "torch.int32", (), width),))
     with pytest.raises(ValueError, match="no bytes"):
         list(from_tensors(to_tensors({0: Packed(of_none, data[:12] + bytes(8))}).__getitem__))
+
+
+@pytest.mark.parametrize("shape", [["ab"], [[1]]])
+def test_70_a_dimension_that_is_no_number_is_refused_before_it_is_repeated(shape):
+    """Python repeats a text or a list as often as a number says, of which each is a first dimension."""
+    index = [[[NAMES, 0, 0, [["key0", "torch.int32", shape, 1]]]], [[0, 0, 12]]]
+    counted = np.array([1 << 24], np.uint32).tobytes() + bytes(8)
+    texts = {INDEX: json.dumps(index).encode(), GROUPS: counted}
+    tensors = {name: torch.tensor(list(text), dtype=torch.uint8) for name, text in texts.items()}
+    tracemalloc.start()
+    try:
+        with pytest.raises(TypeError):
+            list(from_tensors(tensors.__getitem__))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 1), (1,)])
+def test_numbers_apart_in_memory_are_packed_in_any_dtype(shape):
+    values = torch.arange(1000, dtype=torch.bfloat16).as_strided(shape, [100] * len(shape))
+    for apart in (values, values[:1].expand(shape)):
+        group = Group({"key0": apart}, frozenset(NAMES), np.array([2]), np.array([3]))
+        assert torch.equal(unpack(pack(group)).tensors["key0"], apart)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.bool])

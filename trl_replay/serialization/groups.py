@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def pack(group: Group) -> Packed:
     tensors, parts = [], []
     for key, tensor in sorted(group.tensors.items()):
         dtype, (count, *shape) = tensor.dtype, tensor.shape
-        values = (tensor if dtype in OF_NUMPY else tensor.reshape(-1).view(torch.uint8)).numpy(force=True)
+        values = (tensor if dtype in OF_NUMPY else tensor.unsqueeze(-1).view(torch.uint8)).numpy(force=True)
         width = dtype.itemsize
         if dtype in NARROWED:
             values = values.ravel()
@@ -95,7 +96,7 @@ def from_tensors(get: Callable[[str], torch.Tensor]) -> Iterator[tuple[int, Pack
             frozenset(keys),
             prompts,
             rows,
-            tuple((key, name, tuple(shape), width) for key, name, shape, width in tensors),
+            tuple((key, name, tuple(map(operator.index, shape)), width) for key, name, shape, width in tensors),
         )
         for keys, prompts, rows, tensors in of_kinds
     ]
