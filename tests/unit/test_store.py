@@ -54,6 +54,21 @@ def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides():
     assert serials(buffer) == [0, 1]
 
 
+def test_what_is_told_is_no_more_than_the_limit_and_what_is_held_once():
+    """Payload that comes again takes the place of what was there."""
+    payload = pack(Group({"key": torch.zeros(9)}, TEXT, np.array([1]), np.array([9])))
+    buffer = stored(count=9, nbytes=[len(payload.data)] * 9)
+    buffer.receive(dict.fromkeys(range(9), payload))
+    costs = len(payload.data) + buffer.table.row_bytes
+    assert buffer.nbytes == 9 * costs
+    buffer.max_bytes = 7 * costs
+    with pytest.warns(UserWarning, match="replay_max_bytes is reached"):
+        assert buffer.evict(by_score) == 2
+    assert buffer.nbytes == buffer.max_bytes
+    buffer.forget(np.arange(7))
+    assert buffer.nbytes == 0
+
+
 def test_bytes_that_just_fit_evict_nobody():
     buffer = stored(count=3, nbytes=[100, 100, 100])
     buffer.max_bytes = 300 + 3 * buffer.table.row_bytes
@@ -97,7 +112,7 @@ def test_a_buffer_keeps_copies_and_hands_out_copies():
     buffer.append({"serial": np.array([5])}, np.random.default_rng(0))
     empty = buffer.nbytes
     buffer.receive({5: pack(group)})
-    assert buffer.nbytes - empty == 4 + 4 * 4 + 4 + 8, "ids below 256 take a byte"
+    assert buffer.nbytes - empty == 4 * 4 + 4 + 8, "ids below 256 take a byte"
     tensor[:] = 9
     buffer.load(5).tensors["completion_ids"][:] = 8
     buffer.load(5).completion_lengths[:] = 8

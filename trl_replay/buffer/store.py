@@ -154,8 +154,12 @@ class Store:
         for row, (kind, data) in zip(rows, payload.values(), strict=True):
             if row != NONE:
                 number = self._kinds.setdefault(kind, len(self._kinds))
-                self._payload[row] = held = number.to_bytes(KIND, "little") + data
-                self._bytes += len(held)
+                self._bytes += len(data) - self._size_of(row)
+                self._payload[row] = number.to_bytes(KIND, "little") + data
+
+    def _size_of(self, row: int) -> int:
+        held = self._payload[row]
+        return 0 if held is None else len(held) - KIND
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Take back entries whose payload will not come or has no place; return their number."""
@@ -187,7 +191,7 @@ class Store:
         if len(index) == 0:
             return 0
         for row in index.tolist():
-            self._bytes -= len(self._payload[row] or b"")
+            self._bytes -= self._size_of(row)
         for gap, row in self.table.remove(index):
             self._payload[gap] = self._payload[row]
         del self._payload[len(self) :]

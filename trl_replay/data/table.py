@@ -42,8 +42,9 @@ ROW_COLUMNS: dict[str, Any] = {
 }
 """Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
-ENTRY = 160
-"""Bytes that an entry takes beside columns and payload: its number, its place by number, and a header of its bytes."""
+ENTRY = 164
+"""Bytes that an entry takes beside columns and payload: its number, its place by number, a header of its bytes, and
+their kind's number."""
 LARGEST_SCORE = 1e301
 """Weights below it have finite sums, of ten million entries, too."""
 
