@@ -166,6 +166,19 @@ def test_70_an_index_that_claims_what_its_bytes_do_not_hold_is_refused(copied, t
         resume(tmp_path, copied)
 
 
+@pytest.mark.parametrize("change", [lambda told: told[:0], lambda told: [[str(told[0][0]), *told[0][1:]], *told[1:]]])
+def test_70_entries_whose_tokens_no_file_holds_are_refused(copied, tmp_path, change):
+    path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
+    tensors = load_file(path)
+    kinds, told = json.loads(tensors[INDEX].numpy().tobytes())
+    told = change(told)
+    text = torch.tensor(list(json.dumps([kinds, told]).encode()), dtype=torch.uint8)
+    save_file({INDEX: text, GROUPS: tensors[GROUPS][: sum(size for *_, size in told)]}, path)
+    attest(path.parent)
+    with pytest.raises(CheckpointError, match="of which no file holds the tokens"):
+        resume(tmp_path, copied)
+
+
 @pytest.mark.parametrize("text", [b"", b"{}", b"[[], []]", b"null", b"\xff", b"[" * 100_000])
 def test_70_an_index_that_is_none_is_refused(copied, tmp_path, text):
     path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"

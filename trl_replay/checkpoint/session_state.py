@@ -349,6 +349,11 @@ class RankPart:
         self._buffer.trim()
         kept = set(self._buffer.table.serial.tolist())
         self._buffer.receive({serial: packed for serial, packed in payload if serial in kept})
+        table = self._buffer.table
+        due = table.serial[table.owner == self._rank] if self._components.scope.one_buffer else table.serial
+        lost = sorted(set(due.tolist()) - set(self._buffer.held()))
+        if lost:
+            raise CheckpointError(f"its table has the entries {lost}, of which no file holds the tokens")
 
 
 def _waiting(states: Sequence[RankState]) -> int:
