@@ -96,7 +96,7 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable, tmp_path):
 def test_another_format_version_is_refused_with_both_values_and_what_goes_on(tmp_path, copied):
     path = copied / "trl_replay" / "rank-00000" / "state.json"
     path.write_text(path.read_text().replace('"format": 4', '"format": 3'))
-    words = r"has the format version 3; this release reads version 4.*set replay_on_mismatch='empty'"
+    words = r"format version 3; this release reads version 4\. Use the release.*set replay_on_mismatch='empty'"
     with pytest.raises(MismatchError, match=words):
         resume(tmp_path, copied)
     with pytest.warns(UserWarning, match=r"an empty replay buffer.*format version 3"):

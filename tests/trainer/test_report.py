@@ -152,6 +152,10 @@ def test_settings_are_found_beside_a_trainers_state_and_a_log_alone_is_told_noth
     told = " ".join(said("report", run / "checkpoint-16" / "trainer_state.json").split())
     assert "Replayed rows train as if they were fresh" in told
     assert "settings are not known" not in told
+    state = run / "checkpoint-16" / "trl_replay" / "rank-00000" / "state.json"
+    state.write_text(state.read_text().replace('"format": 4', '"format": 3'))
+    told = " ".join(said("report", run).split())
+    assert "this release reads version 4. Use the release of trl_replay that wrote it. Rules that need" in told
     shutil.copy(run / "checkpoint-16" / "trainer_state.json", tmp_path / "log.json")
     told = " ".join(said("report", tmp_path / "log.json").split())
     assert "Replayed rows train as if they were fresh" not in told

@@ -264,7 +264,8 @@ def _content(path: Path) -> dict[str, Any]:
     version = text["format"]
     if version != FORMAT:
         raise MismatchError(
-            f"{path} has the format version {version!r}; this release reads version {FORMAT}. {REMEDY}"
+            f"{path} has the format version {version!r}; this release reads version {FORMAT}. Use the release of "
+            "trl_replay that wrote it."
         )
     if _digest(text["content"]) != text["checksum"]:
         raise CheckpointError(f"{path} is not what was saved: its checksum differs. {REMEDY}")

@@ -588,7 +588,7 @@ def notes(outcome: Outcome) -> list[str]:
     if not run.attached and 0 <= max(entry[DEAD] for entry in run.steps) < LITTLE_DEAD:
         found.append(SCALED_BY_BATCH)
     if run.attached and not run.settings.keys() - {GENERATIONS}:
-        found.append("The settings are not known (no checkpoint with replay): rules that need them are left out.")
+        found.append(f"The settings are not known: {run.unknown} Rules that need them are left out.")
     if (passes := outcome.generation_passes) is not None:
         found.append(cost_in_words(passes))
     if GENERATIONS not in run.settings and (run.mean(DEAD, run.steps) or 0) >= 0.5:

@@ -29,6 +29,7 @@ READ = (
 STEPS = ("step", "train/global_step", "global_step", "global_step/max_steps", "_step", "Step")
 """Names of the step in logs of trainers and trackers; ms-swift's is a text, `"9/547"`."""
 
+NO_CHECKPOINT = "there is no checkpoint with replay."
 LARGEST = 2**53
 """What is larger has no place on an axis."""
 
@@ -71,13 +72,15 @@ def checkpoint_of(path: Path) -> Path:
     return folder if (folder / FOLDER).is_dir() else newest(folder)
 
 
-def states_of(path: Path) -> Sequence[saved.RankState]:
-    """Return what each rank saved with the log at this path; nothing where no buffer was saved, or can't be read."""
+def states_of(path: Path) -> tuple[Sequence[saved.RankState], str]:
+    """Return what each rank saved with the log at this path, or why nothing is known of it."""
     checkpoint = checkpoint_of(path)
+    if not (checkpoint / FOLDER).is_dir():
+        return [], NO_CHECKPOINT
     try:
-        return saved.read_all(checkpoint) if (checkpoint / FOLDER).is_dir() else []
-    except CheckpointError:
-        return []
+        return saved.read_all(checkpoint), ""
+    except CheckpointError as error:
+        return [], str(error)
 
 
 def _read(path: Path) -> list[Entry]:
@@ -211,6 +214,7 @@ class Run:
         per_batch (`int`, *optional*): Completions of a generation batch, where the log does not count them.
         held_back (`Mapping[str, int]`): By setting, slots that stored groups could have filled without it.
         replaced (`int`): Groups that were replaced.
+        unknown (`str`): Why the settings are not known, as a sentence; empty where a checkpoint tells them.
     """
 
     label: str
@@ -221,6 +225,7 @@ class Run:
     per_batch: int | None = None
     held_back: Mapping[str, int] = field(default_factory=dict)
     replaced: int = 0
+    unknown: str = NO_CHECKPOINT
 
     @classmethod
     def of_log(cls, history: Sequence[Mapping[str, Any]], **known: Any) -> Run:
@@ -242,7 +247,7 @@ class Run:
         """
         label, path = _labeled(str(given))
         log, runs = read_log(path)
-        states = states_of(path)
+        states, unknown = states_of(path)
         settings: dict[str, Any] = {}
         if states:
             settings = {**states[0].session["settings"], GENERATIONS: states[0].identity.num_generations}
@@ -251,7 +256,8 @@ class Run:
         parts = [part for part in path.resolve().parts if not CHECKPOINT.fullmatch(part)]
         name = Path(parts[-1]).stem if path.suffix else parts[-1]
         found = SEED.search(name)
-        run = cls(label or SEED.sub("", name) or name, log, settings, found[0] if found else "", runs, per_batch)
+        seed = found[0] if found else ""
+        run = cls(label or SEED.sub("", name) or name, log, settings, seed, runs, per_batch, unknown=unknown)
         if not run.steps:
             raise ReplayError(f"{path} {run.what_is_missing} {READ}")
         return run
