@@ -146,6 +146,17 @@ def headline() -> list[str]:
     return rows
 
 
+def savings_of_control(done: dict[Run, list[dict[str, Any]]]) -> list[completions.Saving]:
+    """By seed, what stock with all that the README's lines set but replay saves of stock on *products*, each at the
+    best of its rates."""
+    batch, found = study.TASKS["products"].batch, []
+    for seed in updates_per_batch.SEEDS:
+        arms = ("stock", "stock, 2 updates, KL")
+        runs = [Run("products", arm, best_of(done, "products", arm), seed) for arm in arms]
+        found.append(completions.saving(*(completions.Measured.of(done[run], batch) for run in runs)))
+    return found
+
+
 def on_products(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """The README's table, as Markdown: each arm at the best of its rates, mean and range of the seeds."""
     of = f"{study.TASKS['products'].rollouts:,} completions, SmolLM2-135M, 3 seeds"
