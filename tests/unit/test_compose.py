@@ -160,6 +160,16 @@ def test_167_a_group_whose_tokens_are_missing_is_never_composed():
         compose(batch, fields, [place(0, group)])
 
 
+def test_a_group_that_holds_more_than_its_lengths_tell_is_never_composed():
+    """The tokens of the next group would shift, silently."""
+    fields = FieldTable(PAD)
+    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
+    (group,) = cut(batch, fields, [rows_of(0)])
+    group.completion_lengths[0] -= 1
+    with pytest.raises(BatchError, match="hold 12 values of 'completion_ids' where their lengths tell 11"):
+        compose(batch, fields, [place(0, group)])
+
+
 def test_a_dtype_that_there_is_not_is_refused():
     with pytest.raises(ConfigurationError, match=r"FieldSpec\('flag'\): dtype 'flaot32' is none of float64"):
         FieldSpec("flag", "row", dtype="flaot32")

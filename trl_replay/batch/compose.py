@@ -342,7 +342,7 @@ def compose(
         multiple_of (`int`, *optional*): The trainer's `pad_to_multiple_of`.
 
     Raises:
-        BatchError: A group lacks a key of the batch.
+        BatchError: A group lacks a key of the batch, or holds other numbers of values than its lengths tell.
     """
     if not placements:
         return batch
@@ -357,6 +357,8 @@ def compose(
         _rounded_up(old.completion, int(completions.max()), multiple_of),
     )
     real = _real_positions(specs, new, prompts, completions)
+    told = {"prompt": prompts.sum(), "completion": completions.sum()}
+    told["sequence"] = told["prompt"] + told["completion"]
     composed = dict(batch)
     for key, spec in specs.items():
         pad = fields.pad_value(spec)
@@ -365,7 +367,13 @@ def compose(
             _replace_rows(out, by_rows, spec)
         else:
             values = [_values(one, spec, of_rows[spec.layout]) for one, of_rows in zip(by_rows, counts, strict=True)]
-            out.masked_fill_(placed, pad).masked_scatter_(real[spec.layout], torch.cat(values).to(out))
+            flat = torch.cat(values).to(out)
+            if len(flat) != told[spec.layout]:  # the tokens of further rows would shift
+                raise BatchError(
+                    f"Stored groups hold {len(flat)} values of {key!r} where their lengths tell {told[spec.layout]}: "
+                    "the checkpoint that they came from is damaged. Start with an empty buffer."
+                )
+            out.masked_fill_(placed, pad).masked_scatter_(real[spec.layout], flat)
         composed[key] = out
     return composed | compose_images(batch, fields, placements)
 
