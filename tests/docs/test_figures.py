@@ -53,6 +53,7 @@ TABLES = [
     ("when_it_pays", "when_it_pays_report", of_what_tells),
     ("updates_per_batch", "updates_per_batch", of_updates),
     ("updates_per_batch", "learning_rates", of_rates),
+    ("updates_per_batch", "second_model", lambda second: [second.table(second.finished())]),
     ("second_runs", "second_runs", lambda second: [second.table(second.finished(second.RESULTS))]),
 ]  # fmt: skip
 
@@ -210,6 +211,14 @@ def test_what_the_readme_says_of_the_preset_was_measured():
         "{0} of {1} on a CPU and {2} of {3} on a GPU; with `beta=0.1` as well, 0 of {8} on a CPU; with the preset, "
         "{4} of {5} (of *french*, five seeds) and {6} of {7}.".format(*itertools.chain(*there), len(with_kl))
     ) in readme
+
+
+def test_what_pages_say_of_the_second_model_is_its_one_seed():
+    second = importlib.import_module("second_model")
+    ends = {run.arm: lines[-1]["sampled"] for run, lines in second.finished().items()}
+    told = f"{ends['stock']:.2f} with stock, {ends['sample_efficient']:.2f} with the preset"
+    for page in ("README.md", "docs/evidence.md"):
+        assert told in " ".join((ROOT / page).read_text().split())
 
 
 def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
