@@ -225,6 +225,8 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
     rates = importlib.import_module("learning_rates")
     done, readme = rates.finished(), (ROOT / "README.md").read_text()
     assert "\n".join(rates.on_products(done)) in readme
+    of_two = [done[rates.Run("products", "stock, 2 updates, KL", 1e-5, seed)][-1]["sampled"] for seed in (0, 1)]
+    assert "at 1e-5, too: {:.2f} and {:.2f} on two seeds".format(*of_two) in " ".join(readme.split())
     of_preset = rates.against_best(done, "products")[3e-6]
     assert f"after {rates.completions.times_fewer([one.share for one in of_preset])[:3]} times fewer" in readme
     assert "on 0 of 3 seeds" in readme
