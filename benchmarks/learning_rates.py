@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import sys
 import warnings
@@ -59,11 +58,7 @@ def left(path: Path) -> list[Run]:
 
 def collect(path: Path) -> list[Run]:
     """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
-    new = finished(path).keys() - finished().keys()
-    lines = (line for run, of in study.ledger(path).items() if run in new for line in of)
-    with RESULTS.open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    return sorted(new, key=lambda run: run.name)
+    return study.collect(path, RESULTS, finished(path).keys() - finished().keys())
 
 
 def ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> dict[float, list[float]]:
@@ -101,10 +96,10 @@ Pairs = list[tuple[completions.Measured, completions.Measured]]
 """Of each seed, what stock and the preset were measured to be."""
 
 
-def paired(done: dict[Run, list[dict[str, Any]]], task: str, rate: float) -> Pairs:
-    """Stock at the best of its rates, and the preset at one. Stock's is chosen after the runs that are compared, which
-    favors stock."""
-    arms = ("stock", best_of(done, task)), ("sample_efficient", rate)
+def paired(done: dict[Run, list[dict[str, Any]]], task: str, rate: float, arm: str = "sample_efficient") -> Pairs:
+    """Stock at the best of its rates, and another arm at one. Stock's is chosen after the runs that are compared,
+    which favors stock."""
+    arms = ("stock", best_of(done, task)), (arm, rate)
 
     def measured(run: Run) -> completions.Measured:
         return completions.Measured.of(done[run], study.TASKS[task].batch)
@@ -144,17 +139,6 @@ def headline() -> list[str]:
             times = f"on {sum(saving.share < 1 for saving in savings)} of {len(savings)} seeds"
         rows.append(f"| {name} | {times} | {ends_of[0]:.2f} → {ends_of[1]:.2f} |")
     return rows
-
-
-def savings_of_control(done: dict[Run, list[dict[str, Any]]]) -> list[completions.Saving]:
-    """By seed, what stock with all that the README's lines set but replay saves of stock on *products*, each at the
-    best of its rates."""
-    batch, found = study.TASKS["products"].batch, []
-    for seed in updates_per_batch.SEEDS:
-        arms = ("stock", "stock, 2 updates, KL")
-        runs = [Run("products", arm, best_of(done, "products", arm), seed) for arm in arms]
-        found.append(completions.saving(*(completions.Measured.of(done[run], batch) for run in runs)))
-    return found
 
 
 def on_products(done: dict[Run, list[dict[str, Any]]]) -> list[str]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import sys
 import warnings
@@ -85,12 +84,7 @@ def queue(path: Path) -> list[Run]:
 
 def collect(path: Path) -> list[Run]:
     """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
-    new = finished(path).keys() - finished().keys()
-    with RESULTS.open("a") as file:
-        for run, lines in study.ledger(path).items():
-            if run in new:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
-    return sorted(new, key=lambda run: run.name)
+    return study.collect(path, RESULTS, finished(path).keys() - finished().keys())
 
 
 def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import random
 import sys
@@ -312,11 +311,9 @@ def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
 def collect(path: Path) -> list[Run]:
     """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
     there, found = finished(), study.ledger(path)
-    new = [run for run, lines in found.items() if run not in there and study.is_whole(TASKS[run.task], lines[-1])]
-    if new:
-        with RESULTS.open("a") as file:
-            file.write("".join(json.dumps(line) + "\n" for run in new for line in found[run]))
-    return new
+    return study.collect(
+        path, RESULTS, {run for run, of in found.items() if study.is_whole(TASKS[run.task], of[-1])} - there.keys()
+    )
 
 
 def work(path: Path) -> None:

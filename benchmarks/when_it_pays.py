@@ -32,7 +32,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -518,6 +518,13 @@ def ledger(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
             found[run] = []
         found[run].append(line)
     return found
+
+
+def collect(path: Path, results: Path, new: Collection[Run]) -> list[Run]:
+    """Appends some runs of a ledger to a file of benchmarks/results; returns them in order."""
+    with results.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for run, of in ledger(path).items() if run in new for line in of)
+    return sorted(new, key=lambda run: run.name)
 
 
 @contextmanager

@@ -196,7 +196,9 @@ def test_what_the_readme_says_of_the_preset_was_measured():
     assert study.ADDED["topics", study.GOALS["topics"]] == tuned["topics", "stock"] / 2
     assert rates.best_of(rates.finished(), "products") == tuned["products", "stock"]
     alone = [saving for task in study.AGAIN for saving in study.savings_of(done, task)["stock, 2 updates"]]
-    matched = rates.savings_of_control(rates.finished())
+    control, of_rates = "stock, 2 updates, KL", rates.finished()
+    pairs = rates.paired(of_rates, "products", rates.best_of(of_rates, "products", control), control)
+    matched = [rates.completions.saving(*pair) for pair in pairs]
     with_kl = [*study.savings_of(done, "french")["stock, 2 updates, KL"], *matched]
     assert np.isinf([saving.share for saving in (*alone, *with_kl)]).all()
     there = [

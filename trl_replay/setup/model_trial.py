@@ -63,17 +63,20 @@ def _tried(trainer: Any, model: Any) -> Trial:
     row, other, pad = _made_up(trainer, model)
     with torch.no_grad(), trainer.accelerator.autocast(), _as_before(model):
         model.eval()
-        targets = _Scored(trainer, [row]).draw()
+        alone = _Scored(trainer, [row])
+        targets = alone.draw()
 
-        def moved(rows: list[list[int]], padding: int = 0) -> torch.Tensor:
-            return _Scored(trainer, rows, padding).logps(targets) - _Scored(trainer, [row]).logps(targets)
+        def moved(alone: _Scored) -> tuple[torch.Tensor, torch.Tensor]:
+            among, behind = _Scored(trainer, [row, other[PADDING:]]), _Scored(trainer, [pad + row, other], PADDING)
+            here = alone.logps(targets)
+            return among.logps(targets) - here, behind.logps(targets) - here
 
-        neighbors, padding = moved([row, other[PADDING:]]), moved([pad + row, other], PADDING)
+        neighbors, padding = moved(alone)
         both = torch.cat([neighbors, padding])
         single = model.dtype == torch.float32 and not hasattr(model, "_original_forward")  # which autocasts by itself
-        if single:  # there, rounding hides less
+        if single and compat.autocasts(trainer):  # without, rounding hides less
             with torch.autocast(model.device.type, enabled=False):
-                neighbors, padding = moved([row, other[PADDING:]]), moved([pad + row, other], PADDING)
+                neighbors, padding = moved(_Scored(trainer, [row]))
         dropout = torch.zeros(1)
         remedy = _without_dropout(model)
         if remedy:

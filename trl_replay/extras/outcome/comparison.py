@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def compare(outcomes: Sequence[Outcome]) -> list[str]:
         if all(run.numbers(each) for run in runs):
             said += [line for other in others for line in _compared(first, other, each, words)]
             said += [
-                _compared(control, other, each, f"{words}, with as many updates a batch")[0]
+                _ends(_paired(control, other), each, f"{words}, with as many updates a batch")
                 for control, other in itertools.permutations(others, 2)
                 if _is_control(control[0], other[0])
             ]
@@ -86,16 +87,32 @@ def axis_of(runs: Sequence[Run]) -> str:
     return next((axis for axis in AXES if all(np.isfinite(run.spent(axis)).all() for run in runs)), "updates")
 
 
-def _compared(first: Sequence[Run], second: Sequence[Run], key: str, words: str) -> list[str]:
-    """One setting against the first, seed by seed where seeds are the same."""
+Pairs: TypeAlias = Sequence[tuple[Run, Run]]
+"""Of two settings, the runs of one seed."""
+
+
+def _paired(first: Sequence[Run], second: Sequence[Run]) -> Pairs:
+    """One setting against another, seed by seed where seeds are the same."""
     of_seed = {run.seed: run for run in first}
-    pairs = [(of_seed.get(run.seed, first[at % len(first)]), run) for at, run in enumerate(second)]
+    return [(of_seed.get(run.seed, first[at % len(first)]), run) for at, run in enumerate(second)]
+
+
+def _ends(pairs: Pairs, key: str, words: str) -> str:
+    """Where both settings end."""
+    goals, ends = zip(*((run.curve(key).end, other.curve(key).end) for run, other in pairs), strict=True)
+    name, other = (run.label for run in pairs[0])
+    higher = sum(end > goal for end, goal in zip(ends, goals, strict=True))
+    seeds = f", higher on {higher} of {len(pairs)} seeds" if len(pairs) > 1 else ""
+    return f"By {words}, {other} ends at {_middle(ends)}, and {name} at {_middle(goals)}{seeds}."
+
+
+def _compared(first: Sequence[Run], second: Sequence[Run], key: str, words: str) -> list[str]:
+    """One setting against the first."""
+    pairs = _paired(first, second)
     goals = [run.curve(key).end for run, _ in pairs]
     ends = [run.curve(key).end for _, run in pairs]
     name, other = first[0].label, second[0].label
-    higher = sum(end > goal for end, goal in zip(ends, goals, strict=True))
-    seeds = f", higher on {higher} of {len(pairs)} seeds" if len(pairs) > 1 else ""
-    lines = [f"By {words}, {other} ends at {_middle(ends)}, and {name} at {_middle(goals)}{seeds}."]
+    lines = [_ends(pairs, key, words)]
     outcomes = {arm[0].label: [Outcome(run, words, key) for run in arm] for arm in (first, second)}
     axis = axis_of([*first, *second])
     if not any(outcome.rose for outcome in outcomes[name]):
@@ -117,7 +134,7 @@ def _compared(first: Sequence[Run], second: Sequence[Run], key: str, words: str)
     return lines
 
 
-def _took(pairs: Sequence[tuple[Run, Run]], goals: Sequence[float], key: str, axis: str, stayed: bool) -> str:
+def _took(pairs: Pairs, goals: Sequence[float], key: str, axis: str, stayed: bool) -> str:
     """What both took to the goals; with how much less that is, if the second one `stayed` there and all got there."""
     before = [run.curve(key, axis).first(goal) for (run, _), goal in zip(pairs, goals, strict=True)]
     after = [run.curve(key, axis).first(goal) for (_, run), goal in zip(pairs, goals, strict=True)]
