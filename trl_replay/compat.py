@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -204,7 +205,7 @@ def tag_model(trainer: Any, tag: str) -> None:
 
 def reward_setup(trainer: Any) -> RewardSetup:
     """Return this trainer's rule from rewards to advantages."""
-    weights = trainer.reward_weights.detach().double().cpu().numpy().copy()  # users change theirs in place
+    weights = np.array(trainer.reward_weights.tolist(), np.float64)  # a copy: users change theirs in place
     return RewardSetup(weights, str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
 
 

@@ -48,10 +48,11 @@ def with_rewards(group: Group, rewards: Floats) -> Group:
 def trainable_sums(group: Group) -> Floats:
     """The summed behavior log-probs of each row's trainable tokens, of a group on the CPU; those of masked tokens do
     not matter."""
-    kept = torch.where(trained_tokens(group), group.tensors[OLD_LOGPS].double(), 0.0)
+    logps = group.tensors[OLD_LOGPS]
+    kept = np.zeros(len(logps) + 1)  # one more: a row at the end may be empty
+    kept[:-1] = torch.where(trained_tokens(group), logps, 0.0).numpy()
     lengths = group.completion_lengths
-    sums = np.add.reduceat(np.append(kept.numpy(), 0.0), lengths.cumsum() - lengths)
-    return np.where(lengths > 0, sums, 0.0)
+    return np.where(lengths > 0, np.add.reduceat(kept, lengths.cumsum() - lengths), 0.0)
 
 
 LONGER = "a completion is longer than max_completion_length"
@@ -129,19 +130,16 @@ class Candidate:
         if self.group is None or not self.waits:
             return True
         lengths = self.group.completion_lengths.tolist()
-        if len(self.records) < len(lengths) or None in self.records:
+        records = [record for record in self.records if record is not None]
+        if len(records) < len(lengths):
             return False
-        blocks = {id(record.block): record.block.rows().float().numpy() for record in self.records if record}
-        rows = [
-            blocks[id(one.block)][one.place, :length] for one, length in zip(self.records, lengths, strict=True) if one
-        ]
-        cut_off = [length - len(row) for row, length in zip(rows, lengths, strict=True)]
-        if any(cut_off):  # the loss left out a row's end: there are no log-probs of it
-            rows = [
-                np.append(row, np.full(count, np.nan, np.float32)) for row, count in zip(rows, cut_off, strict=True)
-            ]
+        blocks = {block: block.rows().float().numpy() for block in {record.block for record in records}}
+        rows = [blocks[block][place, :length] for (block, place), length in zip(records, lengths, strict=True)]
         recorded = torch.from_numpy(np.concatenate(rows))
-        if any(cut_off):
+        if len(recorded) < sum(lengths):  # the loss left out a row's end: there are no log-probs of it
+            missing = [(0, length - len(row)) for row, length in zip(rows, lengths, strict=True)]
+            rows = [np.pad(row, count, constant_values=np.nan) for row, count in zip(rows, missing, strict=True)]
+            recorded = torch.from_numpy(np.concatenate(rows))
             recorded = torch.where(trained_tokens(self.group), recorded, recorded.nan_to_num(0.0))
         tensors = fill_missing({**self.group.tensors, OLD_LOGPS: recorded})
         group = self.group

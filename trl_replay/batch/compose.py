@@ -149,11 +149,12 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
     counts = [rows.stop - rows.start for rows in parts]
     starts = np.cumsum(counts) - counts
     prompts, completions = (of_rows[places] for of_rows in row_lengths(batch, fields.pad_token_id))
-    real = _real_positions(specs, _widths(batch), prompts, completions)
+    real = _real_positions(specs, _widths(batch), places, prompts, completions)
     lengths = {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
-    text = {key: batch[key].detach()[index] for key, spec in specs.items() if _is_text(spec)}
-    first = torch.from_numpy(np.repeat(starts, counts))
-    alike = [(text[key] == text[key][first]).all(dim=1).numpy() for key in text if specs[key].layout == "prompt"]
+    text = {key: batch[key].detach() for key, spec in specs.items() if _is_text(spec)}
+    first = index[torch.from_numpy(np.repeat(starts, counts))]
+    of_prompts = [values for key, values in text.items() if specs[key].layout == "prompt"]
+    alike = [(values[index] == values[first]).all(dim=1).numpy() for values in of_prompts]
     shared = np.logical_and.reduceat(np.logical_and.reduce(alike), starts).tolist()
     keys = set(text)
     if ADVANTAGES in text and specs[ADVANTAGES].layout != "row":
@@ -166,47 +167,57 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
         groups.append(Group(images, held, prompt.copy(), completions[start : start + count].copy()))
     for key, values in text.items():
         spec = specs[key]
-        for group, piece, same in zip(
-            groups, _pieces(values, spec, real, lengths, counts, starts), shared, strict=True
-        ):
+        if spec.layout == "row":
+            flat, sizes = values[index], counts
+        else:
+            flat = values.reshape(-1).index_select(0, real[spec.layout])
+            sizes = np.add.reduceat(lengths[spec.layout], starts).tolist()
+        for group, piece, same in zip(groups, _pieces(flat, spec, sizes), shared, strict=True):
             if piece is not None and key in group.keys:
                 kept = same and spec.layout == "prompt"
                 group.tensors[key] = piece[: int(group.prompt_lengths[0])] if kept else piece
     return groups
 
 
-def _pieces(
-    values: torch.Tensor,
-    spec: FieldSpec,
-    real: Mapping[str, torch.Tensor],
-    lengths: Mapping[str, Ints],
-    counts: Sequence[int],
-    starts: Ints,
-) -> Sequence[torch.Tensor | None]:
-    """Cut one field: each part's real values, flat; None where all are implied. `values` are those of all parts."""
-    flat, sizes = values, list(counts)
-    if spec.layout != "row":
-        flat = values[real[spec.layout]]
-        sizes = np.add.reduceat(lengths[spec.layout], starts).tolist()
+def _pieces(flat: torch.Tensor, spec: FieldSpec, sizes: list[int]) -> Sequence[torch.Tensor | None]:
+    """Split one field's values by parts; None where all are implied."""
+    if spec.implied is not None and bool((flat == spec.implied).all()):
+        return [None] * len(sizes)
     dtype = getattr(torch, spec.dtype) if spec.dtype else flat.dtype
     pieces = torch.split(flat.to(dtype), sizes)
     if spec.implied is None:
         return pieces
-    if bool((flat == spec.implied).all()):
-        return [None] * len(pieces)
     return [None if bool((piece == spec.implied).all()) else piece for piece in pieces]
 
 
 def _real_positions(
-    specs: Mapping[str, FieldSpec], widths: Widths, prompts: Ints, completions: Ints
+    specs: Mapping[str, FieldSpec], widths: Widths, places: Ints, prompts: Ints, completions: Ints
 ) -> dict[str, torch.Tensor]:
-    """Return the mask of a padded field's real positions, `(B, width)`, for each layout that a field has."""
-    left = np.arange(widths.prompt, 0, -1) <= prompts[:, None]
-    right = np.arange(widths.completion) < completions[:, None]
-    sides = {"prompt": left, "completion": right}
-    if any(spec.layout == "sequence" for spec in specs.values()):
-        sides["sequence"] = np.concatenate([left, right], axis=1)
-    return {layout: torch.from_numpy(mask) for layout, mask in sides.items()}
+    """Return the real positions of some rows in a padded field, for each layout that a field has, `(numbers,)` int64:
+    indices of the flat field.
+
+    Args:
+        specs (`Mapping[str, FieldSpec]`): The fields.
+        widths ([`Widths`]): Of the batch.
+        places, prompts, completions (`(n,)` int64): The rows, and the lengths of their two sides.
+    """
+    begins = widths.prompt - prompts
+    runs: dict[str, tuple[int, Ints | int, Ints]] = {
+        "prompt": (widths.prompt, begins, prompts),
+        "completion": (widths.completion, 0, completions),
+        "sequence": (sum(widths), begins, prompts + completions),
+    }
+    return {
+        layout: _positions(places * width + first, lengths)
+        for layout, (width, first, lengths) in runs.items()
+        if any(spec.layout == layout for spec in specs.values())
+    }
+
+
+def _positions(begins: Ints, lengths: Ints) -> torch.Tensor:
+    """Return the numbers of runs, one after the other."""
+    ends = lengths.cumsum()
+    return torch.from_numpy(np.repeat(begins - ends + lengths, lengths) + np.arange(ends[-1]))
 
 
 def _is_text(spec: FieldSpec) -> bool:
@@ -322,7 +333,8 @@ def _counts(part: Group) -> dict[str, Ints]:
 
 def _prompt_lengths(group: Group) -> Ints:
     """Return the prompt length of each row, `(G,)`, also if all rows share one prompt."""
-    return np.broadcast_to(group.prompt_lengths, len(group.completion_lengths))
+    lengths, rows = group.prompt_lengths, len(group.completion_lengths)
+    return lengths if len(lengths) == rows else lengths.repeat(rows)
 
 
 def compose(
@@ -349,32 +361,40 @@ def compose(
     specs = {key: spec for key, spec in fields.of(batch).items() if _is_text(spec)}
     _refuse_missing(placements, specs)
     old = _widths(batch)
-    by_rows = sorted(placements, key=lambda placed: placed.start)
-    counts = [_counts(placed.group) for placed in by_rows]
-    placed, prompts, completions = _placed_lengths(by_rows, counts, len(batch["prompt_ids"]))
+    counts = [_counts(placed.group) for placed in placements]
+    prompts, completions = (
+        np.concatenate([of_rows[side][placed.part] for placed, of_rows in zip(placements, counts, strict=True)])
+        for side in ("prompt", "completion")
+    )
+    places = np.concatenate([np.arange(placed.rows.start, placed.rows.stop) for placed in placements])
+    index = torch.from_numpy(places)
     new = Widths(
         _rounded_up(old.prompt, int(prompts.max()), multiple_of),
         _rounded_up(old.completion, int(completions.max()), multiple_of),
     )
-    real = _real_positions(specs, new, prompts, completions)
-    told = {"prompt": prompts.sum(), "completion": completions.sum()}
-    told["sequence"] = told["prompt"] + told["completion"]
+    real = _real_positions(specs, new, places, prompts, completions)
     composed = dict(batch)
     for key, spec in specs.items():
         pad = fields.pad_value(spec)
-        out = _widen(batch[key], spec, old, new, pad)
+        composed[key] = out = _widen(batch[key], spec, old, new, pad)
         if spec.layout == "row":
-            _replace_rows(out, by_rows, spec)
-        else:
-            values = [_values(one, spec, of_rows[spec.layout]) for one, of_rows in zip(by_rows, counts, strict=True)]
-            flat = torch.cat(values).to(out)
-            if len(flat) != told[spec.layout]:  # the tokens of further rows would shift
-                raise BatchError(
-                    f"Stored groups hold {len(flat)} values of {key!r} where their lengths tell {told[spec.layout]}: "
-                    "the checkpoint that they came from is damaged. Start with an empty buffer."
-                )
-            out.masked_fill_(placed, pad).masked_scatter_(real[spec.layout], flat)
-        composed[key] = out
+            _replace_rows(out, index, placements, spec)
+            continue
+        positions = real[spec.layout]
+        out.index_fill_(0, index, pad)
+        if not any(key in placed.group.tensors for placed in placements):
+            out.view(-1).index_fill_(0, positions, spec.implied or 0)
+            continue
+        values = [
+            _values(placed, spec, of_rows[spec.layout]) for placed, of_rows in zip(placements, counts, strict=True)
+        ]
+        flat = torch.cat(values).to(out)
+        if len(flat) != len(positions):  # the tokens of further rows would shift
+            raise BatchError(
+                f"Stored groups hold {len(flat)} values of {key!r} where their lengths tell {len(positions)}: "
+                "the checkpoint that they came from is damaged. Start with an empty buffer."
+            )
+        out.view(-1).scatter_(0, positions, flat)
     return composed | compose_images(batch, fields, placements)
 
 
@@ -384,19 +404,6 @@ def _refuse_missing(placements: Sequence[Placement], specs: Mapping[str, FieldSp
         for key, spec in specs.items():
             if key not in keys or (spec.implied is None and key not in tensors):
                 raise BatchError(f"A stored group lacks {key!r}, which the batch holds; it must not be sampled.")
-
-
-def _placed_lengths(
-    placements: Sequence[Placement], counts: Sequence[Mapping[str, Ints]], rows: int
-) -> tuple[torch.Tensor, Ints, Ints]:
-    """Return which of `rows` rows are placed, `(B, 1)` bool, and their prompts' and completions' lengths, `(B,)`
-    int64, 0 in all other rows."""
-    numbers = np.zeros((3, rows), np.int64)
-    for placed, of_rows in zip(placements, counts, strict=True):
-        numbers[0, placed.rows] = 1
-        numbers[1, placed.rows] = of_rows["prompt"][placed.part]
-        numbers[2, placed.rows] = of_rows["completion"][placed.part]
-    return torch.from_numpy(numbers[0]).bool().unsqueeze(1), numbers[1], numbers[2]
 
 
 def with_stored_fields(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
@@ -438,12 +445,14 @@ def _widen(tensor: torch.Tensor, spec: FieldSpec, old: Widths, new: Widths, pad:
     elif spec.layout == "row":
         left = right = 0
     if left == 0 and right == 0:
-        return tensor.clone()
+        return tensor.clone(memory_format=torch.contiguous_format)
     return functional.pad(tensor, (left, right), value=pad)
 
 
-def _replace_rows(out: torch.Tensor, placements: Sequence[Placement], spec: FieldSpec) -> None:
-    """Write one field of the placements, with one value per row, into their rows of `out`."""
+def _replace_rows(out: torch.Tensor, index: torch.Tensor, placements: Sequence[Placement], spec: FieldSpec) -> None:
+    """Write one field of the placements, with one value per row, into their rows of `out`, whose numbers are
+    `index`."""
+    blocks = []
     for placed in placements:
         if spec.name == ADVANTAGES and TOKEN_ADVANTAGES in placed.group.keys:
             raise BatchError(
@@ -451,7 +460,11 @@ def _replace_rows(out: torch.Tensor, placements: Sequence[Placement], spec: Fiel
                 "have the same kind, also after resuming. Start with an empty buffer."
             )
         stored = placed.group.tensors.get(spec.name)
-        out[placed.rows] = spec.implied or 0 if stored is None else _row_block(stored, spec, out)[placed.part]
+        if stored is None:
+            blocks.append(out.new_full((placed.count, *out.shape[1:]), spec.implied or 0))
+        else:
+            blocks.append(_row_block(stored, spec, out)[placed.part])
+    out.index_copy_(0, index, torch.cat(blocks))
 
 
 def _values(placed: Placement, spec: FieldSpec, counts: Ints) -> torch.Tensor:
@@ -462,7 +475,7 @@ def _values(placed: Placement, spec: FieldSpec, counts: Ints) -> torch.Tensor:
     if spec.name == ADVANTAGES and TOKEN_ADVANTAGES not in placed.group.keys:
         return stored.view(len(counts))[part].repeat_interleave(torch.from_numpy(counts[part]))  # of a file: one a row
     if spec.layout == "prompt" and _has_one_prompt(placed.group):
-        return stored.repeat(placed.count)
+        return stored.expand(placed.count, -1).reshape(-1)
     if placed.count == len(counts):
         return stored
     begin = int(counts[: part.start].sum())

@@ -107,7 +107,7 @@ def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dic
     Where all rows have the same images, those of the first are kept. The tensor `num_images` (and `num_tiles`, where
     the batch has it) tells: it has one entry for each row kept.
     """
-    if not (images_per_row(batch)[rows] > 0).any():
+    if batch.get(PIXELS) is None or not (images_per_row(batch)[rows] > 0).any():
         return {}
     return _as_held({key: held[rows] for key, held in _sections(batch, fields).items()}, fields)
 

@@ -510,6 +510,8 @@ def _taken(groups: Groups, newcomers: Sequence[Newcomer], due: Ints) -> tuple[Gr
 
 def _left(count: int, refused: Mapping[str, Bools], tally: Tally) -> Ints:
     """Rows that no reason refuses; the others are counted by their first one."""
+    if not np.logical_or.reduce([*refused.values()], axis=None):
+        return np.arange(count)
     left = np.ones(count, bool)
     for reason, rows in refused.items():
         tally.refuse(int((left & rows).sum()), reason)

@@ -6,7 +6,7 @@ import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -261,6 +261,11 @@ SETTLED = ("stored", "evicted", "refused", "retired")
 """Counters that change when candidates settle, at a generation batch or at a further iteration."""
 
 
+def _add_to(sums: MutableMapping[str, Any], added: Mapping[str, float]) -> None:
+    for name, count in added.items():
+        sums[name] += count
+
+
 class Totals:
     """Counters over the whole session, and the reasons why slots stayed fresh.
 
@@ -291,9 +296,9 @@ class Totals:
             of_all_ranks (`Mapping[str, float]`, *optional*): The same, summed over all ranks.
         """
         self.batches += batches
-        self.of_all_ranks.update(of_all_ranks or {})
-        self.counters.update(dict(zip(COUNTERS, COUNTS_OF(tally), strict=True)))
-        self.reasons.update(tally.reasons)
+        _add_to(self.of_all_ranks, of_all_ranks or {})
+        _add_to(self.counters, dict(zip(COUNTERS, COUNTS_OF(tally), strict=True)))
+        _add_to(self.reasons, tally.reasons)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

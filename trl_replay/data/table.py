@@ -42,6 +42,7 @@ ROW_COLUMNS: dict[str, Any] = {
 }
 """Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
+COUNTED = frozenset({"peers", "newer"})
 ENTRY = 164
 """Bytes that an entry takes beside columns and payload: its number, its place by number, a header of its bytes, and
 their kind's number."""
@@ -69,6 +70,7 @@ class Table:
         self._fills: dict[str, float] = {}
         self._row_of: dict[int, int] | None = None  # by serial number, made when somebody asks
         self._changes = 0
+        self._uncounted: list[NDArray[np.int64]] = []  # prompts whose entries are counted when somebody asks
         self._row_bytes = 0  # counted when somebody asks
         self.reward_weights = reward_weights
         self.counting = counting
@@ -111,6 +113,8 @@ class Table:
         columns: dict[str, NDArray[Any]] = self.__dict__.get("_columns", {})
         if name not in columns:
             raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(columns)}.")
+        if name in COUNTED and self._uncounted:
+            self._count()
         return columns[name][: self._length]
 
     def rows_of(self, serials: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -187,7 +191,8 @@ class Table:
         self._length = left
         if self._row_of is not None:
             self._row_of.update(zip(self.serial[first:].tolist(), range(first, left), strict=True))
-        self._recount(self.prompt[first:])
+        self._changes += 1
+        self._uncounted.append(self.prompt[first:].copy())
 
     def remove(self, rows: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
         """Remove distinct rows; the last rows move into the gaps. Return what moved: `(gap, row)`."""
@@ -202,15 +207,16 @@ class Table:
             for serial in serials:
                 del self._row_of[serial]
             self._row_of.update(zip(self.serial[gaps].tolist(), gaps.tolist(), strict=True))
-        self._recount(prompts)
+        self._changes += 1
+        self._uncounted.append(prompts)
         return zip(gaps.tolist(), moved.tolist(), strict=True)
 
-    def _recount(self, prompts: NDArray[np.int64]) -> None:
-        """Count the entries of these prompts anew; some have come or left."""
-        self._changes += 1
+    def _count(self) -> None:
+        """Count the entries of each prompt of which some have come or left."""
+        prompts, self._uncounted = np.concatenate(self._uncounted), []
         rows = np.flatnonzero(np.isin(self.prompt, prompts))
         counts = _counted(self.prompt[rows], self.serial[rows])
-        self.writable("peers")[rows], self.writable("newer")[rows] = counts
+        self._columns["peers"][rows], self._columns["newer"][rows] = counts
 
     @property
     def tasks(self) -> int:

@@ -111,7 +111,7 @@ class Judge:
         setup = compat.reward_setup(self._trainer())
         scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
         rows.check(len(scored), processes)
-        groups = self.groups_of(rows, scored)
+        groups = self.groups_of(rows, scored, setup)
         if self._success.is_graded and not self._has_doubted:
             self._has_doubted = True
             doubt = doubt_of(self._settings, self._success, self._trainer())
@@ -119,9 +119,8 @@ class Judge:
                 warnings.warn(doubt, stacklevel=2)
         return JudgedBatch(batch, rows, groups, scored, (groups,))
 
-    def groups_of(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
+    def groups_of(self, rows: RowLayout, scored: torch.Tensor, setup: compat.RewardSetup) -> Groups:
         """Return the groups that the scope shares, with advantages as plugins shape them."""
-        setup = compat.reward_setup(self._trainer())
         table, update = self._buffer.table, self._buffer.clock.update
         if not np.array_equal(table.reward_weights, setup.weights):
             table.reward_weights = setup.weights

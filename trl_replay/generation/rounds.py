@@ -230,10 +230,12 @@ class Rounds:
         if setup.over_batch and state.origin[:, 0].any():
             self._refuse_unexplained(state.rounds, setup)
             advantages = compat.advantages(current.scored, setup, self._layout.size)
-            current = self._with_advantages(current, advantages)
+            current = self._with_advantages(current, advantages, setup)
         return current
 
-    def _with_advantages(self, current: JudgedBatch, advantages: torch.Tensor) -> JudgedBatch:
+    def _with_advantages(
+        self, current: JudgedBatch, advantages: torch.Tensor, setup: compat.RewardSetup
+    ) -> JudgedBatch:
         """Return the batch with recomputed advantages, `(rows,)` of all processes."""
         rows = current.rows
         everywhere = advantages.double().cpu().numpy()
@@ -241,7 +243,7 @@ class Rounds:
         rows = RowLayout(columns, {"row": columns["row"][rows.here]}, rows.size)
         here = slice(rows.first, rows.first + rows.count)
         batch = {**current.batch, "advantages": advantages[here].to(current.batch["advantages"])}
-        return replace(current, batch=batch, rows=rows, fresh=self._judge.groups_of(rows, current.scored))
+        return replace(current, batch=batch, rows=rows, fresh=self._judge.groups_of(rows, current.scored, setup))
 
     def _refuse_unexplained(self, rounds: Sequence[JudgedBatch], setup: compat.RewardSetup) -> None:
         """Refuse to recompute advantages that TRL's rules do not explain."""

@@ -131,10 +131,11 @@ class Supply:
         """Ask the correction about the replayed rows, and do as it says; return the tokens without weight."""
         numbers = self._numbers([micro.ids[place] for place in micro.replayed])
         index, of_placed = send({0: torch.tensor([micro.replayed, numbers])}, logps.device)[0].unbind()
-        trained = mask[index]
+        trained = mask.index_select(0, index)
         if micro.has(SILENT):
-            trained = trained & ~micro.marked(SILENT)[index].unsqueeze(1)
-        rows = self._replayed_rows(numbers, of_placed, logps[index], trained, micro.peek(ADVANTAGES)[index])
+            trained = trained & ~micro.marked(SILENT).index_select(0, index).unsqueeze(1)
+        given = micro.peek(ADVANTAGES).index_select(0, index)
+        rows = self._replayed_rows(numbers, of_placed, logps.index_select(0, index), trained, given)
         corrected = fitting(rows, self._correct(rows), self._token_weights, self._check)
         self.stats.add(rows, corrected.weights)
         weightless = torch.zeros_like(trained)
@@ -174,7 +175,9 @@ class Supply:
         self._bounds.note_clipping(rows, old_logps, rows.mask & ~weightless)
         reference = micro.peek(REF_LOGPS)
         if reference is not None:
-            bounded = self._bounds.reference(rows, old_logps, reference[index], rows.mask & ~weightless)
+            bounded = self._bounds.reference(
+                rows, old_logps, reference.index_select(0, index), rows.mask & ~weightless
+            )
             micro.write(REF_LOGPS, _with_rows(reference, index, bounded))
 
     def _numbers(self, ids: Sequence[int]) -> list[int]:
@@ -197,7 +200,7 @@ class Supply:
             given (`(R,)` or `(R, C)`): Advantages of the micro-batch.
         """
         placed, width = self.placed, logps.size(1)
-        stored = {name: values[index] for name, values in placed.tensors.items()}
+        stored = {name: values.index_select(0, index) for name, values in placed.tensors.items()}
         behavior = _as_wide(stored["logps"], width)
         advantages = given
         if given.dim() == 2:  # the batch's: the trainer's loss may have added a part of its own for each token
@@ -272,7 +275,7 @@ def _signal(advantages: torch.Tensor, index: torch.Tensor, corrected: Corrected,
     weights, shift = corrected.weights, corrected.shift
     if weights is not None and weights.dim() == 2 and (advantages.dim() == 1 or advantages.size(1) != width):
         advantages = advantages.view(len(advantages), 1).expand(-1, width)
-    signal = advantages[index]
+    signal = advantages.index_select(0, index)
     if shift is not None:
         signal = signal + _beside(shift.to(signal), signal)
     if weights is not None:
@@ -287,6 +290,4 @@ def _beside(values: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
 
 def _with_rows(values: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """A copy of `values`, `(b, …)`, with `rows`, `(R, …)`, at the places `index`."""
-    copy = values.clone()
-    copy[index] = rows.to(copy.dtype)
-    return copy
+    return values.index_copy(0, index, rows.to(values.dtype))

@@ -20,6 +20,7 @@ INDEX, GROUPS = "index", "groups"
 """Names of two tensors: `GROUPS` holds the bytes of all groups, one after the other, and `INDEX`, as JSON, their
 kinds, and each group's number, kind, and bytes."""
 BY_NAME = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+NAMES = {dtype: name for name, dtype in BY_NAME.items()}
 OF_NUMPY = {getattr(torch, name): np.dtype(name) for name in DTYPES if name != "bfloat16"}
 NARROWED: dict[torch.dtype, Any] = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16}
 """Whose numbers take as few bytes as their largest one needs; seen as these, a negative one is large."""
@@ -29,22 +30,25 @@ BEHIND = bytes(8)
 
 def pack(group: Group) -> Packed:
     """Pack a group; nothing is lost."""
-    lengths = [*group.prompt_lengths.tolist(), *group.completion_lengths.tolist()]
-    tensors, parts = [], []
-    for key, tensor in sorted(group.tensors.items()):
-        dtype, (count, *shape) = tensor.dtype, tensor.shape
-        values = (tensor if dtype in OF_NUMPY else tensor.unsqueeze(-1).view(torch.uint8)).numpy(force=True)
-        width = dtype.itemsize
-        if dtype in NARROWED:
-            values = values.ravel()
-            largest = int(values.view(NARROWED[dtype]).max(initial=0))
-            width = (largest.bit_length() + 7) // 8 or 1
-            values = np.ndarray(values.shape, f"V{width}", values, 0, values.strides)
-        tensors.append((key, str(dtype), tuple(shape), width))
-        lengths.append(count)
-        parts.append(values.tobytes())
-    kind = Kind(group.keys, len(group.prompt_lengths), len(group.completion_lengths), tuple(tensors))
-    return Packed(kind, b"".join([np.array(lengths, np.uint32).tobytes(), *parts, BEHIND]))
+    packed = {key: _as_bytes(tensor) for key, tensor in sorted(group.tensors.items())}
+    tensors = tuple([(key, *of_numbers) for key, (_, of_numbers, _) in packed.items()])
+    counts = [count for count, _, _ in packed.values()]
+    lengths = np.concatenate([group.prompt_lengths, group.completion_lengths, counts]).astype(np.uint32)
+    kind = Kind(group.keys, len(group.prompt_lengths), len(group.completion_lengths), tensors)
+    return Packed(kind, b"".join([lengths.tobytes(), *[data for _, _, data in packed.values()], BEHIND]))
+
+
+def _as_bytes(tensor: torch.Tensor) -> tuple[int, tuple[str, tuple[int, ...], int], bytes]:
+    """A tensor's first dimension, what `Kind` tells of it, and its numbers."""
+    dtype, (count, *shape) = tensor.dtype, tensor.shape
+    values = (tensor if dtype in OF_NUMPY else tensor.unsqueeze(-1).view(torch.uint8)).numpy(force=True)
+    width = dtype.itemsize
+    if dtype in NARROWED:
+        values = values.ravel()
+        largest = int(np.maximum.reduce(values.view(NARROWED[dtype]), initial=0))
+        width = (largest.bit_length() + 7) // 8 or 1
+        values = np.ndarray(values.shape, f"V{width}", values, 0, values.strides)
+    return count, (NAMES[dtype], tuple(shape), width), values.tobytes()
 
 
 def unpack(packed: Packed) -> Group:
@@ -57,16 +61,15 @@ def unpack(packed: Packed) -> Group:
     told = np.frombuffer(data, np.uint32, prompts + rows + len(described))
     tensors, end, lengths = {}, told.nbytes, told.astype(np.int64)
     for (key, name, shape, width), count in zip(described, lengths[prompts + rows :].tolist(), strict=True):
-        dtype, numbers = BY_NAME[name], count * math.prod(shape)
+        dtype, numbers = BY_NAME[name], count * math.prod(shape) if shape else count
         begin, end = end, end + numbers * width
-        if dtype in OF_NUMPY and numbers:
+        if is_plain := dtype in OF_NUMPY and numbers > 0:
             values: NDArray[Any] = np.ndarray((numbers,), OF_NUMPY[dtype], data, begin, (width,))
             values = values & ((1 << 8 * width) - 1) if width < dtype.itemsize else values.copy()
         else:
             values = np.frombuffer(bytearray(data[begin:end]), np.uint8)
         tensor = torch.from_numpy(values)
-        as_told = tensor.dtype == dtype and len(tensor) == count and not shape  # most are, and views take time
-        tensors[key] = tensor if as_told else tensor.view(dtype).view(count, *shape)
+        tensors[key] = tensor if is_plain and not shape else tensor.view(dtype).view(count, *shape)
     if end + len(BEHIND) != len(data) or len(tensors) < len(described):
         raise ValueError("a group has other bytes than is told of it")
     return Group(tensors, keys, lengths[:prompts], lengths[prompts : prompts + rows])

@@ -202,6 +202,8 @@ class Mixing:
 
     def _keep_fresh(self, mixed: Mixed, rule: AdvantageRule, tally: Tally) -> None:
         """Put fresh rows back in the places of stored ones that can't stand beside others."""
+        if mixed.plan.is_whole.all() and not mixed.computed.any():
+            return
         table = mixed.table
         anew = mixed.computed[:, None]
         unknown = np.asarray(np.isnan(table.row_total).all(axis=1))  # scored by functions of another run
@@ -236,7 +238,9 @@ class Mixing:
         plan.masked = mixed.column("row_masked", mixed.groups.masked)
         counted = np.where(plan.stored | ~mixed.groups.dead[:, None], plan.advantages, 0.0)
         of_batch = fresh.groups.advantages
-        least = least_size(np.concatenate([counted, of_batch]), of_batch[~fresh.groups.dead])
+        least = 0.0
+        if not plan.is_whole.all():
+            least = least_size(np.concatenate([counted, of_batch]), of_batch[~fresh.groups.dead])
         trains = (mixed.trainable > 0) & ~plan.masked
         dead = teach_nothing(counted, trains, np.where(plan.is_whole, 0.0, least))
         some = np.flatnonzero(mixed.computed)
