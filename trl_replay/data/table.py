@@ -46,6 +46,8 @@ COUNTED = frozenset({"peers", "newer"})
 ENTRY = 164
 """Bytes that an entry takes beside columns and payload: its number, its place by number, a header of its bytes, and
 their kind's number."""
+BLOCKS = 8
+"""For each number that is looked for, so many blocks of numbers are looked through."""
 LARGEST_SCORE = 1e301
 """Weights below it have finite sums, of ten million entries, too."""
 
@@ -283,13 +285,23 @@ def lowest(first: NDArray[Any], then: NDArray[Any], count: int) -> NDArray[np.in
         return np.empty(0, np.int64)
     last = first.min()
     if np.count_nonzero(first == last) < count:  # where most are equal, a partition is slow
-        last = np.partition(first, count - 1)[count - 1]
+        last = first[_lowest_ones(first, count)].max()
     below, equal = np.flatnonzero(first < last), np.flatnonzero(first == last)
     needed = count - len(below)
     if needed < len(equal):
-        equal = equal[np.argpartition(then[equal], needed - 1)[:needed]]
+        equal = equal[_lowest_ones(then[equal], needed)]
     rows = np.concatenate([below, equal])
     return rows[np.lexsort((then[rows], first[rows]))]
+
+
+def _lowest_ones(values: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Return where the `count` lowest of some numbers are, in any order."""
+    rows = np.arange(len(values))
+    width = len(values) // (BLOCKS * count)
+    if width > 1:  # so many blocks hold one each: none of the others is above the highest of these
+        lowest_of_blocks = np.minimum.reduceat(values, rows[::width])
+        rows = np.flatnonzero(values <= np.partition(lowest_of_blocks, count - 1)[count - 1])
+    return rows[np.argpartition(values[rows], count - 1)[:count]]
 
 
 def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -312,7 +324,11 @@ def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator)
     weights = np.asarray(weights, dtype=np.float64)
     exponentials = rng.standard_exponential(len(weights))
     positive = np.isfinite(weights) & (weights > 0)
-    keys = np.log(exponentials) - np.log(np.where(positive, weights, 1.0))
+    usual = np.where(positive, weights, 1.0)
+    if 1e-290 < usual.min(initial=1.0) and usual.max(initial=1.0) < 1e290:
+        keys = exponentials / usual
+    else:  # quotients would be 0 or infinite, and equal
+        keys = np.log(exponentials) - np.log(usual)
     rank = np.where(positive, 1, 2)  # 2: zero, negative and NaN
     rank[weights == np.inf] = 0
     return lowest(rank, keys, count)
