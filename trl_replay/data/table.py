@@ -325,7 +325,7 @@ def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator)
     exponentials = rng.standard_exponential(len(weights))
     positive = np.isfinite(weights) & (weights > 0)
     usual = np.where(positive, weights, 1.0)
-    if 1e-290 < usual.min(initial=1.0) and usual.max(initial=1.0) < 1e290:
+    if usual.min(initial=1.0) > 1e-290 and usual.max(initial=1.0) < 1e290:
         keys = exponentials / usual
     else:  # quotients would be 0 or infinite, and equal
         keys = np.log(exponentials) - np.log(usual)
