@@ -86,7 +86,7 @@ def draw_products(path: Path) -> None:
         rate = learning_rates.best_of(done, "products", arm)
         runs = [Measured.of(done[study.Run("products", arm, rate, seed)], batch) for seed in seeds]
         named.append((*_draw_runs(axis, runs, batch, color), name, color))
-    _name_ends(axis, named)
+    _name_ends(axis, named, apart=0.13)  # a name has two lines
     title = f"24 prompts, SmolLM2-135M, {len(seeds)} seeds (bands: lowest to highest)"
     axis.set(xlabel="completions generated", ylabel="accuracy on them", ylim=(0, 0.96), xlim=(0, named[0][0]))
     axis.set_title(title, fontsize=17)

@@ -227,16 +227,26 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
     rates = importlib.import_module("learning_rates")
     done, readme = rates.finished(), (ROOT / "README.md").read_text()
     assert "\n".join(rates.on_products(done)) in readme
-    of_two = [done[rates.Run("products", "stock, 2 updates, KL", 1e-5, seed)][-1]["sampled"] for seed in (0, 1)]
-    assert "at 1e-5, too: {:.2f} and {:.2f} on two seeds".format(*of_two) in " ".join(readme.split())
+    stock = np.mean(rates.ends(done, "products", "stock")[rates.best_of(done, "products")])
+    alone = {
+        arm: [np.mean(of) for of in rates.ends(done, "products", arm).values()]
+        for arm in ("stock, 2 updates", "stock, 2 updates, KL")
+    }
+    assert max(itertools.chain(*alone.values())) < stock
+    assert "two updates end below stock's best at each rate that ran" in " ".join(readme.split())
     of_preset = rates.against_best(done, "products")[3e-6]
     assert f"after {rates.completions.times_fewer([one.share for one in of_preset])[:3]} times fewer" in readme
     assert "on 0 of 3 seeds" in readme
     assert all(np.isinf(one.share) for one in rates.against_best(done, "products")[1e-6])
     low, high = (np.mean(of) for of in rates.ends(done, "french", "stock, 2 updates").values())
+    of_topics = np.mean(rates.ends(rates.study.finished(), "topics", "stock, 2 updates")[2e-5])
     evidence = " ".join((ROOT / "docs" / "evidence.md").read_text().split())
-    (of_control,) = rates.ends(done, "products", "stock, 2 updates, KL").values()
-    assert f"and at {np.mean(of_control):.2f} with `beta=0.1`" in evidence
+    least, *_, most = sorted(alone["stock, 2 updates"])
+    assert f"on *products* at {least:.2f} to {most:.2f}, at 1e-06, 2e-06, and 3e-06" in evidence
+    assert (
+        "with `beta=0.1` at {:.2f} and {:.2f}, at 3e-06 and 1e-05".format(*alone["stock, 2 updates, KL"]) in evidence
+    )
+    assert f"On *topics*, where prompts are new, they end at {of_topics:.2f}: above the preset" in evidence
     assert f"on *french* at {low:.2f} at 1e-05 and {high:.2f} at 2e-05" in evidence
 
 

@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_readme_is_short_and_opens_with_how_to_begin_what_is_won_and_what_can_be_mixed():
     assert len(README.split()) <= 900, "as wc counts words, bars of tables included"
     first = " ".join(README.split())
-    parts = ("pip install", "make demo", "+attach(", "`num_iterations=2`, 2 rates", "replay_evictor", "entry point",
+    parts = ("pip install", "make demo", "+attach(", "`num_iterations=2`, 3 rates", "replay_evictor", "entry point",
              "When to leave it out", "trl-replay report")  # fmt: skip
     asked = [first.index(part) for part in parts]
     assert asked == sorted(asked)
