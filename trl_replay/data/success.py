@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,19 +42,18 @@ class Success:
             rewards (`(…)`): The reward that counts, of any rows.
             sizes (`(…)`): Of each what rounding errors grow with: see `reward_sizes`.
         """
-        pairs = set(zip(rewards.ravel().tolist(), (NOISE * sizes).ravel().tolist(), strict=True))
         noise_of = dict(zip(self.values, self.noise, strict=True))
-        if all(noise <= noise_of.get(value, -np.inf) for value, noise in pairs):
-            return  # none is new
-        known = np.isfinite(rewards)
-        values, place = np.unique(np.append(self.values, rewards[known]), return_inverse=True)
-        noise = np.zeros(len(values))
-        np.maximum.at(noise, place, np.append(self.noise, NOISE * sizes[known]))
-        larger = np.maximum(noise, np.append(0.0, noise[:-1]))
-        first = np.flatnonzero(np.diff(values, prepend=-np.inf) > larger)
-        if len(first):
-            noise = np.maximum.reduceat(noise, first)
-        self.values, self.noise = values[first].tolist(), noise.tolist()
+        for value, noise in set(zip(rewards.ravel().tolist(), (NOISE * sizes).ravel().tolist(), strict=True)):
+            if math.isfinite(value):
+                noise_of[value] = max(noise_of.get(value, 0.0), noise)
+        self.values, self.noise = [], []
+        below, its_noise = -math.inf, 0.0
+        for value, noise in sorted(noise_of.items()):
+            if value - below > max(noise, its_noise):
+                self.values.append(value)
+                self.noise.append(noise)
+            self.noise[-1] = max(self.noise[-1], noise)
+            below, its_noise = value, noise
         del self.values[KEPT - 1 : -1]
         del self.noise[KEPT - 1 : -1]
 
