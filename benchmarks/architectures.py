@@ -2,7 +2,6 @@
 trial at attach sees that.
 
     python benchmarks/architectures.py           # every name, each in a process of its own; five minutes of a core
-    python benchmarks/architectures.py --write   # and the table of docs/compatibility.md
     python benchmarks/architectures.py gpt2 rwkv # these
 
 A tiny random model of each kind scores a row alone and behind pad tokens, in single precision: that is the truth, and
@@ -17,7 +16,6 @@ import os
 import sys
 import warnings
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +29,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from trl_replay.setup.model_trial import try_model
 from trl_replay.testing import make_tokenizer
 
-PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
-BEGIN, END = "<!-- from benchmarks/architectures.py -->", "<!-- end of benchmarks/architectures.py -->"
 PADDING, LENGTH, DIFFERS = 3, 68, 1e-3
 SIZES = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "word_embed_proj_dim"), 64),
@@ -68,7 +64,6 @@ def main() -> int:
     """Prints a table, and how many names the trial is wrong about; 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=sorted(NAMES))
-    parser.add_argument("--write", action="store_true", help="put the table into docs/compatibility.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = {name: isolated(tried, name) for name in options.names}
@@ -77,11 +72,7 @@ def main() -> int:
     known = {name: result for name, result in found.items() if isinstance(result, tuple)}
     wrong = [name for name, (far, reads) in known.items() if (far > DIFFERS) != reads]
     print(f"\n{len(known)} of {len(found)} could be built and tried; the trial is wrong on {wrong or 'none'}\n")
-    told = table(found)
-    print(told)
-    if options.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{told}\n\n{END}{rest.partition(END)[2]}")
+    print(table(found))
     return 1 if wrong else 0
 
 
