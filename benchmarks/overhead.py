@@ -270,8 +270,8 @@ class Fill(TrainerCallback):
         columns |= {"serial": np.arange(-count, 0), "score": rng.integers(1, 5, count).astype(float)}
         columns["prompt"] = rng.choice(prompts[-len(PROMPTS) :], count)
         buffer._store.append(columns, rng)
-        payload = buffer._store._payload
-        payload[-count:] = payload[:1] * count  # one object: the time of large tables is measured, not main memory
+        for held in (buffer._store._payload, buffer._store._kind_of):
+            held[-count:] = held[:1] * count  # one object: the time of large tables is measured, not main memory
 
 
 ROWS = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_advantages": "joint"}

@@ -1,5 +1,7 @@
 """What is kept: capacity in groups and in bytes, and which entries leave; by hand."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,21 @@ def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides():
     buffer.capacity, buffer.max_bytes = 2, 500 + 5 * buffer.table.row_bytes
     assert buffer.evict(by_score) == 3, "without a warning: bytes are not what evicts most"
     assert serials(buffer) == [0, 1]
+
+
+def test_kinds_of_groups_that_have_left_take_no_memory():
+    """Each image has a size of its own, and with it each group a kind."""
+    buffer, held = Store(4), {}
+    tracemalloc.start()
+    for serial in range(2000):
+        image = pack(Group({"key": torch.zeros(1, 1 + serial)}, TEXT, np.array([1]), np.array([1])))
+        buffer.append({"serial": np.array([serial]), "nbytes": np.array([8])}, np.random.default_rng(0))
+        buffer.receive({serial: image._replace(data=image.data[:8])})
+        buffer.evict(lambda table: table.serial)
+        if serial in (500, 1999):
+            held[serial] = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held[1999] < held[500] + 200_000, "1,500 kinds more would take 1 MB"
 
 
 def test_what_is_told_is_no_more_than_the_limit_and_what_is_held_once():

@@ -15,8 +15,8 @@ from ..data.table import CORE, Table, lowest
 from ..data.types import NONE, Bools, Group, Ints, Kind, Packed
 from ..serialization.groups import unpack
 
-KIND = 4
-"""Bytes of a number of a kind."""
+FEW_KINDS = 64
+"""So many kinds are kept without an entry."""
 
 
 class Store:
@@ -33,8 +33,9 @@ class Store:
         self.max_bytes = max_bytes
         self.table = Table.empty(size, functions)
         self._keysets: list[frozenset[str]] = []
-        self._kinds: dict[Kind, int] = {}
-        self._payload: list[bytes | None] = []  # by row of the table; the first bytes number its kind
+        self._kinds: dict[Kind, Kind] = {}  # one object for all entries of a kind
+        self._kind_of: list[Kind | None] = []  # by row of the table, as the payload
+        self._payload: list[bytes | None] = []
         self._bytes = 0
         self._has_warned = False
 
@@ -95,11 +96,10 @@ class Store:
     def read(self, serial: int) -> Packed:
         """Payload that is on this process, as it is kept."""
         row = self.table.rows_of([serial])[0]
-        held = None if row == NONE else self._payload[row]
-        if held is None:
+        held, kind = (None, None) if row == NONE else (self._payload[row], self._kind_of[row])
+        if held is None or kind is None:
             raise KeyError(serial)
-        kinds = list(self._kinds)
-        return Packed(kinds[int.from_bytes(held[:KIND], "little")], held[KIND:])
+        return Packed(kind, held)
 
     def _warn_of_bytes(self, costs: Ints) -> None:
         if self._has_warned:
@@ -143,6 +143,7 @@ class Store:
     def _append(self, columns: Mapping[str, NDArray[Any]], count: int) -> None:
         self.table.append(columns, count)
         self._payload += [None] * count
+        self._kind_of += [None] * count
 
     def payload(self) -> Iterator[tuple[int, Packed]]:
         """`(serial, packed group)` of those that are `held`."""
@@ -153,13 +154,12 @@ class Store:
         rows = self.table.rows_of(list(payload)).tolist()
         for row, (kind, data) in zip(rows, payload.values(), strict=True):
             if row != NONE:
-                number = self._kinds.setdefault(kind, len(self._kinds))
                 self._bytes += len(data) - self._size_of(row)
-                self._payload[row] = number.to_bytes(KIND, "little") + data
+                self._payload[row], self._kind_of[row] = data, self._kinds.setdefault(kind, kind)
 
     def _size_of(self, row: int) -> int:
         held = self._payload[row]
-        return 0 if held is None else len(held) - KIND
+        return 0 if held is None else len(held)
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Take back entries whose payload will not come or has no place; return their number."""
@@ -193,6 +193,8 @@ class Store:
         for row in index.tolist():
             self._bytes -= self._size_of(row)
         for gap, row in self.table.remove(index):
-            self._payload[gap] = self._payload[row]
-        del self._payload[len(self) :]
+            self._payload[gap], self._kind_of[gap] = self._payload[row], self._kind_of[row]
+        del self._payload[len(self) :], self._kind_of[len(self) :]
+        if len(self._kinds) > 2 * len(self) + FEW_KINDS:  # as with images, of which each has a size of its own
+            self._kinds = {kind: kind for kind in self._kind_of if kind is not None}
         return len(index)

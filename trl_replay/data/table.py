@@ -42,10 +42,11 @@ ROW_COLUMNS: dict[str, Any] = {
 }
 """Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
-COUNTED = frozenset({"peers", "newer"})
-ENTRY = 164
+COUNTED, MANY = frozenset({"peers", "newer"}), 64
+"""Columns that are counted when somebody reads them, or entries have come or left so often."""
+ENTRY = 168
 """Bytes that an entry takes beside columns and payload: its number, its place by number, a header of its bytes, and
-their kind's number."""
+where these and their kind are."""
 BLOCKS = 8
 """For each number that is looked for, so many blocks of numbers are looked through."""
 LARGEST_SCORE = 1e301
@@ -193,8 +194,7 @@ class Table:
         self._length = left
         if self._row_of is not None:
             self._row_of.update(zip(self.serial[first:].tolist(), range(first, left), strict=True))
-        self._changes += 1
-        self._uncounted.append(self.prompt[first:].copy())
+        self._recount(self.prompt[first:].copy())
 
     def remove(self, rows: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
         """Remove distinct rows; the last rows move into the gaps. Return what moved: `(gap, row)`."""
@@ -209,9 +209,15 @@ class Table:
             for serial in serials:
                 del self._row_of[serial]
             self._row_of.update(zip(self.serial[gaps].tolist(), gaps.tolist(), strict=True))
+        self._recount(prompts)
+        return zip(gaps.tolist(), moved.tolist(), strict=True)
+
+    def _recount(self, prompts: NDArray[np.int64]) -> None:
+        """Entries of these prompts have come or left: they are counted when somebody asks, or many have."""
         self._changes += 1
         self._uncounted.append(prompts)
-        return zip(gaps.tolist(), moved.tolist(), strict=True)
+        if len(self._uncounted) > MANY:
+            self._count()
 
     def _count(self) -> None:
         """Count the entries of each prompt of which some have come or left."""
