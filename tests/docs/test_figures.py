@@ -292,6 +292,23 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
     ) in pays
 
 
+def test_what_pages_say_of_seconds_was_measured():
+    rates = importlib.import_module("learning_rates")
+    tuned = rates.updates_per_batch.studied()["products", "sample_efficient"]
+    on_cpu, on_gpu = (
+        rates.in_seconds(done, "products", tuned).split(", ")
+        for done in (rates.finished(), rates.updates_per_batch.finished())
+    )
+    readme, pays, report = (
+        " ".join((ROOT / page).read_text().split())
+        for page in ("README.md", "docs/when-replay-pays.md", "benchmarks/reports/when_it_pays.md")
+    )
+    assert "it took {1} of stock's time on a GPU ({0} to {2} by seed)".format(*on_gpu) in readme
+    assert f"{on_gpu[1]} of stock's time on a GPU, {on_cpu[1]} on a CPU (medians)" in report
+    by_seed = "{} to {} and {} to {}".format(on_cpu[0], on_cpu[2], on_gpu[0], on_gpu[2])
+    assert f"it took {on_cpu[1]} and {on_gpu[1]} of stock's seconds on *products* (by seed, {by_seed})" in pays
+
+
 def test_what_the_readme_says_of_the_defaults_was_measured():
     report = importlib.import_module("when_it_pays_report")
     readme = " ".join((REPORTS / "when_it_pays.md").read_text().split())
