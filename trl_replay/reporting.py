@@ -18,7 +18,6 @@ from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, drop_zeros, metrics, own_m
 from .data.counters import log as put_into_log
 from .data.types import Context
 from .generation.judge import doubt_of
-from .protocols import Scope
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
 
@@ -180,7 +179,7 @@ class Reporting:
         )
         lines = [*outcome, replayed]
         if components.buffer.capacity and components.processes > 1:
-            lines.append(_scope_in_words(settings, components.scope, components.processes))
+            lines.append(_scope_in_words(settings, components.processes))
         if settings.plugins:
             lines.append(_plugins_in_words(settings))
         noise = components.loss.bounds.noise
@@ -252,7 +251,7 @@ def _plugins_in_words(settings: Settings) -> str:
     return f"plugins that take part{origin}: {', '.join(told)}"
 
 
-def _scope_in_words(settings: Settings, scope: Scope, ranks: int) -> str:
+def _scope_in_words(settings: Settings, ranks: int) -> str:
     """Describe which processes share a buffer, why, and how much it holds."""
     why = f", chosen by replay_scope='auto': {settings.chosen_scope}" if settings.chosen_scope else ""
     size = settings.config.replay_buffer_size

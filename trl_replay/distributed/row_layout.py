@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,11 +34,6 @@ class Admitted:
 
     arrivals: list[Arrival] = field(default_factory=list)
     mine: dict[int, Packed] = field(default_factory=dict)
-
-    def within(self, serials: Container[int]) -> Admitted:
-        """Return those of them that the table still has."""
-        arrivals = [arrival for arrival in self.arrivals if arrival.serial in serials]
-        return Admitted(arrivals, {serial: group for serial, group in self.mine.items() if serial in serials})
 
     @property
     def serials(self) -> list[int]:

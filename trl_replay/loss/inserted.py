@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,13 +25,6 @@ Around = Callable[[Callable[[Any], Any], Any, Any, bool], Any]
 """Called as `around(make, model, inputs, is_stock)` in the place of `make(inputs)`, the loss that calls no other."""
 
 
-class Inserted(NamedTuple):
-    """What takes the place of a trainer's class, and whether the loss behind it is TRL's."""
-
-    whole: type
-    is_stock: bool
-
-
 class LossClasses:
     """Makes and keeps the classes of one trainer.
 
@@ -41,7 +34,7 @@ class LossClasses:
 
     def __init__(self, around: Around) -> None:
         self._around = around
-        self._made: dict[tuple[Any, ...], Inserted] = {}
+        self._made: dict[tuple[Any, ...], type] = {}
 
     def check(self, trainer: Any) -> None:
         """Make the class, and try it on the trainer.
@@ -63,7 +56,7 @@ class LossClasses:
     def inserted(self, trainer: Any) -> Iterator[None]:
         """Put our class in front of the one that makes the loss, on this trainer alone."""
         before = type(trainer)
-        object.__setattr__(trainer, "__class__", self._of(before).whole)
+        object.__setattr__(trainer, "__class__", self._of(before))
         try:
             yield
         except RecursionError as error:
@@ -75,7 +68,7 @@ class LossClasses:
         finally:
             object.__setattr__(trainer, "__class__", before)
 
-    def _of(self, trainer_class: type) -> Inserted:
+    def _of(self, trainer_class: type) -> type:
         """The class for a trainer's class, made anew where a loss was patched since."""
         key = trainer_class, *(vars(base).get(LOSS) for base in trainer_class.__mro__)
         if key not in self._made:
@@ -83,7 +76,8 @@ class LossClasses:
         return self._made[key]
 
 
-def _with_ours(before: type, around: Around) -> Inserted:
+def _with_ours(before: type, around: Around) -> type:
+    """What takes the place of a trainer's class."""
     maker = loss_maker(before)
     is_stock = is_stock_loss(vars(maker)[LOSS])
 
@@ -91,7 +85,7 @@ def _with_ours(before: type, around: Around) -> Inserted:
         return around(lambda batch: getattr(super(ours, self), LOSS)(model, batch), model, inputs, is_stock)
 
     ours: Any = _subclass(maker, (maker,), {LOSS: loss})
-    return Inserted(ours if maker is before else _subclass(before, (before, ours), {}), is_stock)
+    return ours if maker is before else _subclass(before, (before, ours), {})
 
 
 def _subclass(named: type, bases: tuple[type, ...], body: dict[str, Any]) -> type:

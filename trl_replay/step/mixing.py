@@ -188,7 +188,7 @@ class Mixing:
         setting = self._settings.config.replay_advantages
         chosen = self._hooks.mix(table, drawn, groups, self._context(groups))
         mixed = planned(groups, table, drawn, chosen, setting)
-        self._keep_fresh(mixed, fresh.rule, tally)
+        self._keep_fresh(mixed, tally)
         dead = self._set_advantages(fresh, mixed)
         some = mixed.plan.stored.any(axis=1)
         tally.note(int((~some).sum()), "the mixer took no stored row for a slot")
@@ -200,7 +200,7 @@ class Mixing:
             self._set_advantages(fresh, mixed)  # a slot left fresh counts once in the batch's deviation
         return slots[kept], mixed
 
-    def _keep_fresh(self, mixed: Mixed, rule: AdvantageRule, tally: Tally) -> None:
+    def _keep_fresh(self, mixed: Mixed, tally: Tally) -> None:
         """Put fresh rows back in the places of stored ones that can't stand beside others."""
         if mixed.plan.is_whole.all() and not mixed.computed.any():
             return
