@@ -86,11 +86,11 @@ def queue(path: Path) -> list[Run]:
     """The runs in the order of the plan: a pilot of each arm at each rate, then seeds at each arm's best rate."""
     pilots = [Run("products", arm, rate, PILOT) for arm, rate in PILOTS]
     done = finished(path)
-    if not done.keys() >= set(pilots[:FIRST]):
-        return [run for run in pilots[:FIRST] if run not in done]
-    best = study.chosen_rates({run: done[run] for run in pilots[:FIRST]})
-    runs = [Run("products", arm, best["products", arm], seed) for seed in SEEDS for arm in ARMS]
-    return [run for run in (*runs, *pilots[FIRST:]) if run not in done]
+    waiting = [run for run in pilots[:FIRST] if run not in done]
+    best = study.chosen_rates({run: done[run] for run in pilots[:FIRST] if run in done})
+    piloted = [arm for arm in ARMS if arm not in {run.arm for run in waiting}]
+    runs = [Run("products", arm, best["products", arm], seed) for seed in SEEDS for arm in piloted]
+    return [run for run in (*waiting, *runs, *pilots[FIRST:]) if run not in done]
 
 
 def collect(path: Path) -> list[Run]:
