@@ -8,7 +8,6 @@ import importlib.machinery
 import itertools
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from engines import LAST, OPTIMIZER, ROWS_OF, SAVED
 from forked import check, launch
 from launches import LIMIT, RANKS, Launches, assert_same_training
 from scripted import build, mixed, run
+from started import quickly, started
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "processes.md").read_text()
@@ -49,11 +49,8 @@ class Engine(Launches):
             "--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0",
             str(self.script), str(folder), self.engine,
         ]  # fmt: skip
-        paths = [os.environ.get("PYTHONPATH", ""), str(DEEPSPEED) if self.engine.startswith("zero") else ""]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
-        return None
+        path = quickly(*[DEEPSPEED] * self.engine.startswith("zero"))
+        return check([started(*command, cwd=folder, PYTHONPATH=path)])
 
 
 class Engines:

@@ -8,14 +8,13 @@ minute, and its packages are not installed for tests.
 
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from forked import check, launch
+from started import started
 
 from trl_replay import ReplayConfig
 from trl_replay.testing import make_model, make_tokenizer
@@ -36,8 +35,7 @@ LIMIT = 300
 
 
 def run(example, *arguments, cwd):
-    command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, **QUIET}, capture_output=True, text=True)
+    done = started(sys.executable, str(ROOT / "examples" / example), *map(str, arguments), cwd=cwd, **QUIET)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -1,6 +1,7 @@
 """The wheels of core and plugin as users get them, and the core's in a throw-away environment."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -8,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from started import QUICK
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "plugins" / "trl-replay-freshness"
@@ -56,6 +58,7 @@ class Environment:
                 if "trl_replay" not in entry.name and not (others / entry.name).exists():
                     (others / entry.name).symlink_to(entry)
         (self.site / "others.pth").write_text(str(others))
+        shutil.copytree(QUICK, self.site, dirs_exist_ok=True)
 
     def install(self, wheel):
         pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile")

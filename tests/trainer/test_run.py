@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from started import quickly, started
 from support import DEAD, LIVE, Rewards
 from transformers import Trainer, TrainingArguments
 from trl import GRPOTrainer
@@ -144,7 +145,7 @@ GRPO = """
     model_name_or_path: model
     dtype: float32
     dataset_name: data
-    reward_funcs: [my_rewards.every_other]
+    reward_funcs: [yaml_rewards.every_other]
     output_dir: out
     max_steps: 2
     per_device_train_batch_size: 8
@@ -191,24 +192,9 @@ REWARD = """
 """
 
 WEIGHTED = GRPO.replace("max_steps: 2", "max_steps: 6").replace(
-    "[my_rewards.every_other]",
-    "[my_rewards.formatted, my_rewards.correct, my_rewards.brief]\n    reward_weights: [0.2, 1.0, 0.3]",
+    "[yaml_rewards.every_other]",
+    "[yaml_rewards.formatted, yaml_rewards.correct, yaml_rewards.brief]\n    reward_weights: [0.2, 1.0, 0.3]",
 )
-
-ASYNCHRONOUS = """
-    from pathlib import Path
-
-    import pytest
-    from trl_replay.trainer import attachment
-    from queued import DEAD, LIVE, Script, make_async_trainer, make_policy, samples_of, stand_in
-
-    with pytest.MonkeyPatch.context() as patch:
-        stand_in(patch)
-        worker = Script(lambda number, version: samples_of(number, DEAD if number % 2 else LIVE, version))
-        trainer = make_async_trainer(Path("out"), make_policy(Path("model")), worker)
-        trainer.train()
-        print(f"max_age {attachment._sessions[trainer].config.replay_max_age}, a queue")
-"""
 
 SCRIPT = """
 import os, sys, beside
@@ -223,12 +209,17 @@ FORKED = """
     import sys
 
     def train():
-        from trl_replay.testing import make_trainer
+        from pathlib import Path
+
+        import pytest
+        from queued import make_async_trainer, make_policy, nothing, Script, all_live, stand_in
         from trl_replay.trainer import attachment
 
-        trainer = make_trainer("forked", lambda completions, **_: [float(row % 2) for row in range(len(completions))])
-        trainer.train()
-        print("attached", attachment.is_attached(trainer), flush=True)
+        with pytest.MonkeyPatch.context() as patch:
+            stand_in(patch)
+            trainer = make_async_trainer(Path("forked"), make_policy(Path("policy")), Script(all_live))
+            trainer.train()
+            print(f"max_age {attachment._sessions[trainer].config.replay_max_age}, a queue", flush=True)
 
     process = multiprocessing.get_context("fork").Process(target=train)
     process.start()
@@ -251,7 +242,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "replay.yaml": re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0],
         "grpo.yaml": textwrap.dedent(GRPO),
         "weighted.yaml": textwrap.dedent(WEIGHTED),
-        "my_rewards.py": textwrap.dedent(REWARD),
+        "yaml_rewards.py": textwrap.dedent(REWARD),
         "data/train.jsonl": "\n".join(json.dumps({"prompt": f"{number}+{number}="}) for number in range(8)),
         "accelerate/default_config.yaml": textwrap.dedent(ACCELERATE),
     }
@@ -262,13 +253,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder / "model")
     make_model(tokenizer).save_pretrained(folder / "model")
     return folder
-
-
-def started(*command: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command by this Python, whose programs come first."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {"PYTHONPATH": str(ROOT), **os.environ, "PATH": path, **variables}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def trained(done: subprocess.CompletedProcess[str]) -> list[Any]:
@@ -306,23 +290,15 @@ def test_the_readmes_command_is_of_the_kind_that_is_tested():
     assert short in " ".join((ROOT / "README.md").read_text().replace("\\\n", " ").split())
 
 
-def test_of_three_weighted_rewards_in_a_yaml_the_one_that_counts_is_named(project):
-    words = "-m trl_replay.run --replay_reward correct --replay_start 0 -m trl.scripts.grpo --config weighted.yaml"
-    done = started(sys.executable, *words.split(), cwd=project)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_of_three_weighted_rewards_in_a_yaml_the_one_that_counts_is_named(run, project, monkeypatch, capsys):
+    run(replay_reward="correct", replay_start=0)
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.setattr(sys, "argv", ["grpo", "--config", "weighted.yaml"])
+    runpy.run_module("trl.scripts.grpo", run_name="__main__")
+    printed = capsys.readouterr().out
     for told in ("dead_fraction/correct': '1'", "dead_fraction/brief': '0'", "replaced_fraction': '1'"):
-        assert f"'replay/{told}" in done.stdout
-
-
-def test_a_script_that_trains_asynchronously_is_attached_to(tmp_path):
-    """Its trainer's module imports nothing of the synchronous one's."""
-    pytest.importorskip("trl.experimental.async_grpo", reason="this release does not ship the trainer")
-    (tmp_path / "train.py").write_text(textwrap.dedent(ASYNCHRONOUS))
-    helpers = os.pathsep.join([str(ROOT / "tests" / "helpers"), os.environ.get("PYTHONPATH", str(ROOT))])
-    words = "-m trl_replay.run --replay_max_age 7 train.py"
-    done = started(sys.executable, *words.split(), cwd=tmp_path, PYTHONPATH=helpers)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "max_age 7, a queue" in done.stdout
+        assert f"'replay/{told}" in printed
 
 
 @pytest.mark.parametrize(("ends", "status"), [("sys.exit(3)", 3), ("os._exit(4)", 4), ("1/0", 1), ("os.abort()", -6)])
@@ -342,9 +318,12 @@ def test_a_script_that_trains_nothing_is_an_error_that_says_so(project, ends):
 
 
 def test_a_trainer_in_a_forked_process_is_attached_to_and_ends_with_a_warning(project):
-    done = started(sys.executable, "-m", "trl_replay.run", "forked.py", cwd=project)
+    """An asynchronous one, whose module imports nothing of the synchronous one's."""
+    pytest.importorskip("trl.experimental.async_grpo", reason="this release does not ship the trainer")
+    words = "-m trl_replay.run --replay_max_age 7 forked.py"
+    done = started(sys.executable, *words.split(), cwd=project, PYTHONPATH=quickly(ROOT / "tests" / "helpers"))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "attached True" in done.stdout
+    assert "max_age 7, a queue" in done.stdout
     assert "forked.py trained with replay in a forked process, which may have failed" in done.stderr
     assert "ended without replay" not in done.stderr
 
