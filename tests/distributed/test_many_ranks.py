@@ -1,24 +1,24 @@
 """Eight processes: straddling and uneven groups, random patterns, and one that is late, raises, is killed or missing.
 
-One launch runs through the cases (ranks/many_ranks.py), each with a process group of its own.
+A launch runs through the cases (ranks/many_ranks.py), each with a process group of its own; beside it others through
+those in which ranks wait in vain.
 """
 
-from functools import partial
-
 import pytest
-from launches import check_batches_of_all, check_groups, check_one_table, everywhere
+from launches import check_batches_of_all, check_groups, check_one_table, everywhere, side_by_side
 from patterns import LOST, PATTERNS, SLOW, random_pattern, wrong
 
 RANKS = 8
 UPDATES = 6
 TRAINED = ["process whole", "gathered, one is late", "gathered straddling"]
 SHARED = TRAINED[1:]
+IN_VAIN = (("one is not attached",), ("one is too late",))
 
 
 @pytest.fixture(scope="module")
-def ranks(launches):
+def ranks(tmp_path_factory):
     """The results of every rank in a case, in rank order."""
-    return partial(launches, RANKS)
+    return side_by_side("many_ranks", tmp_path_factory.mktemp("many"), RANKS, *IN_VAIN)
 
 
 @pytest.mark.parametrize("case", TRAINED)

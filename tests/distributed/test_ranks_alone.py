@@ -4,10 +4,8 @@ A launch of two ranks runs through the cases (ranks/alone.py), each with a proce
 the cases in which one rank waits in vain for the other has a launch to itself: there is little to compute.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
-from launches import Launches
+from launches import side_by_side
 
 SCOPES = ("process", "gathered")
 SEAM = [
@@ -25,14 +23,7 @@ IN_VAIN = (("attach on one",), ("add on one",), ("save on one",), (SAVED, "resum
 @pytest.fixture(scope="module")
 def of(tmp_path_factory):
     """The results of both ranks in a case."""
-    waiting = [cases[-1] for cases in IN_VAIN]
-    launches = [
-        Launches("alone", tmp_path_factory.mktemp("alone"), *cases) for cases in (("all but", *waiting), *IN_VAIN)
-    ]
-    by_case = {case: made for made, cases in zip(launches[1:], IN_VAIN, strict=True) for case in cases}
-    with ThreadPoolExecutor(len(launches)) as pool:
-        list(pool.map(lambda one: one.begin(2), launches))
-    return lambda case: by_case.get(case, launches[0])(2, case)
+    return side_by_side("alone", tmp_path_factory.mktemp("alone"), 2, *IN_VAIN)
 
 
 PAUSED, DETACHED = (f"It runs on rank 1 and is {verb} on rank 0" for verb in ("paused", "detached"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,22 @@ class Launches:
         paths = [self.begin(ranks) / f"{case}.{rank}.json" for rank in range(ranks)]
         assert all(path.exists() for path in paths), self.failures.get(ranks, f"there is no case {case!r}")
         return [read(path) for path in paths]
+
+
+def side_by_side(module: str, folder: Path, ranks: int, *apart: Sequence[str]) -> Callable[[str], list[Any]]:
+    """The results of every rank of a module with a process for each case, by case.
+
+    Each of `apart` has cases in which ranks wait in vain, and a launch to itself beside that of all others: there is
+    little to compute.
+    """
+    names = [("all but", *(case for cases in apart for case in cases)), *apart]
+    made = [Launches(module, folder / str(number), *cases) for number, cases in enumerate(names)]
+    for one in made:
+        one.folder.mkdir()
+    with ThreadPoolExecutor(len(made)) as pool:
+        list(pool.map(lambda one: one.begin(ranks), made))
+    of = {case: one for one, cases in zip(made[1:], apart, strict=True) for case in cases}
+    return lambda case: of.get(case, made[0])(ranks, case)
 
 
 def everywhere(ranks: list[dict[str, Any]], step: int, key: str) -> list[Any]:

@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {"replay": {}, "mixing": INJECTED, "sampled": 
 @pytest.mark.parametrize("way", WAYS)
 @FORM
 def test_what_is_trained_is_right_by_hand(tmp_path: Any, form: str, way: str) -> None:
-    trainer = build(tmp_path, form, max_steps=6, learning_rate=2e-2)
+    trainer = build(tmp_path, form, max_steps=5, learning_rate=2e-2)
     session = trl_replay.attach(trainer, **{"replay_start": 0, **WAYS[way]})
     watch = watched(trainer, session)
     weights = [1.0] * len(trainer.reward_funcs)
@@ -48,16 +48,16 @@ def test_what_is_trained_is_right_by_hand(tmp_path: Any, form: str, way: str) ->
 @FORM
 def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path: Any, form: str) -> None:
     def trained(begin: int = 0, checkpoint: str | None = None) -> Any:
-        settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "trainer_class": Spy}
+        settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "trainer_class": Spy}
         trainer = build(tmp_path, form, begin, **settings)
         session = trl_replay.attach(trainer, **INJECTED, **SAMPLED)
         trainer.train(resume_from_checkpoint=checkpoint)
         table = session.buffer.table
         assert table.uses.sum() > 2
-        return (weights_hash(trainer), table.prompt.tolist(), table.uses.tolist()), trainer.counted.rollouts.get(4, 0)
+        return (weights_hash(trainer), table.prompt.tolist(), table.uses.tolist()), trainer.counted.rollouts.get(3, 0)
 
     whole, rollouts = trained()
-    assert trained(rollouts, str(tmp_path / "checkpoint-4"))[0] == whole
+    assert trained(rollouts, str(tmp_path / "checkpoint-3"))[0] == whole
 
 
 @OWN_REWARDS

@@ -17,9 +17,9 @@ from trl_replay.strategies.scorers import advantage_std
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 TIMEOUT = 120
 """Seconds that a collective waits where nobody is to be late: the machine may be busy."""
-BRIEF = 8
+BRIEF = 10
 """The same where one rank comes later than that, or not at all."""
-LATE = 5
+LATE = 3
 """Seconds by which it then is later than the others wait."""
 UPDATES = 6
 LAYOUTS = {"whole": (4, 2), "straddling": (3, 4)}
