@@ -16,10 +16,9 @@ from trl_replay.extras.outcome.rules import RULES, advise, holds
 from trl_replay.extras.outcome.run import Run
 from trl_replay.testing import make_trainer
 
-pytestmark = pytest.mark.generates
-
 RIGHT = [1.0, 1.0, 1.0, 1.0]
 STEPS = 12
+LEARNS = pytest.mark.generates
 FULL = [[HALF, LIVE, LIVE]] * 3
 """Batches that fill the buffer."""
 MOSTLY_DEAD = [[DEAD, DEAD, LIVE]]
@@ -191,6 +190,7 @@ def three_digits(completions, **_):
 SUMS = [f"{one}+{other}=" for one in range(6) for other in range(6)]
 
 
+@LEARNS
 def test_a_collapse_is_said_once_while_it_happens_with_the_checkpoint_to_go_back_to(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 4, "save_only_model": True}
     trainer = make_trainer(tmp_path, three_digits, SUMS, max_steps=40, learning_rate=0.1, **saving)
@@ -206,6 +206,7 @@ def test_a_collapse_is_said_once_while_it_happens_with_the_checkpoint_to_go_back
     assert "collapse" in rules_in(session.explain())
 
 
+@LEARNS
 def test_a_stock_run_that_collapsed_is_told_so_and_nothing_else(tmp_path):
     trainer = make_trainer(tmp_path, three_digits, SUMS, max_steps=40, learning_rate=0.1)
     trainer.train()
@@ -259,7 +260,9 @@ def test_170_a_function_that_alone_scores_its_groups_is_dead_where_their_sum_is(
     assert ("dead function" in rules_in(session.explain())) == format_too
 
 
-@pytest.mark.parametrize("disease", DISEASES)
+@pytest.mark.parametrize(
+    "disease", [pytest.param(name, marks=LEARNS if "high rate" in name else ()) for name in DISEASES]
+)
 def test_each_disease_gets_its_advice_and_no_other(tmp_path, disease):
     rewards, training, settings, expected = DISEASES[disease]
     _, session = trained(tmp_path, rewards, SUMS, **{"max_steps": 24, **training}, **settings)
@@ -269,9 +272,6 @@ def test_each_disease_gets_its_advice_and_no_other(tmp_path, disease):
     for name, value in settings.items():
         assert f"{name}={value!r}" not in advice
         assert f"{name} to" not in advice
-
-
-RIGHT = [1.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
