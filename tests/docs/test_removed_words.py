@@ -1,7 +1,6 @@
 """Words of what was removed, which nothing may mention but the changelog, and an error that names the new way."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ REMOVED = {
 }
 """By pattern, in any case: what to write instead. Add a line where a name, a setting, or a command is removed."""
 CONFIG = "trl_replay/setup/config.py"
-ERRORS: dict[str, set[str]] = {
+ERRORS = {
     r"[`\"']sharded[`\"']|scope[ =]sharded": {"trl_replay/registry.py", "tests/trainer/test_mistakes.py"},
     r"replay_[a-z]+_kwargs": {"tests/trainer/test_mistakes.py"},
     "start_pass_rate": {CONFIG, "tests/trainer/test_mistakes.py"},
@@ -43,7 +42,7 @@ KINDS = {".ipynb", ".md", ".py", ".toml", ".txt", ".yaml", ".yml", ""}
 HISTORY = {"CHANGELOG.md", Path(__file__).relative_to(ROOT).as_posix()}
 
 
-def texts() -> Iterator[tuple[str, str]]:
+def texts():
     """Pages, settings, skills, notebooks, examples, code, and tests."""
     for path in [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]:
         name = path.relative_to(ROOT).as_posix()

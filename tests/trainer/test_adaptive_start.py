@@ -1,9 +1,5 @@
 """`replay_start="adaptive"` in training: when it waits, and how long."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from support import DEAD, LIVE, Rewards, record, replayed
 from transformers import TrainerCallback
@@ -17,19 +13,17 @@ LONG = 400
 """Updates of a run whose quarter is out of sight."""
 
 
-class Stop(TrainerCallback):  # type: ignore[misc]
+class Stop(TrainerCallback):
     """Ends training after a number of updates."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after):
         self.after = after
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step >= self.after
 
 
-def train(
-    tmp_path: Any, *batches: Any, steps: int, planned: int = LONG, **settings: Any
-) -> tuple[trl_replay.Session, list[int]]:
+def train(tmp_path, *batches, steps, planned=LONG, **settings):
     """The session, and how many groups each of the first steps replayed."""
     trainer = make_trainer(
         tmp_path,
@@ -45,7 +39,7 @@ def train(
     return session, replayed(recorded)
 
 
-def test_sparse_rewards_wait_from_the_first_update_and_no_longer_than_a_quarter_of_the_run(tmp_path: Any) -> None:
+def test_sparse_rewards_wait_from_the_first_update_and_no_longer_than_a_quarter_of_the_run(tmp_path):
     session, filled = train(tmp_path, *SPARSE, steps=9, planned=19)
     assert filled[:4] == [0, 0, 0, 0], "one entry is too few to be replayed again and again"
     assert all(filled[4:]), session.explain()
@@ -53,18 +47,18 @@ def test_sparse_rewards_wait_from_the_first_update_and_no_longer_than_a_quarter_
 
 
 @pytest.mark.parametrize("start", [0, None])
-def test_without_a_start_they_do_not_wait(tmp_path: Any, start: int | None) -> None:
+def test_without_a_start_they_do_not_wait(tmp_path, start):
     _, filled = train(tmp_path, *SPARSE, steps=3, replay_start=start)
     assert filled == [0, 1, 1]
 
 
-def test_once_it_has_begun_it_does_not_wait_again(tmp_path: Any) -> None:
+def test_once_it_has_begun_it_does_not_wait_again(tmp_path):
     """Four groups of 40 are live, then none: fewer than one in ten."""
     _, filled = train(tmp_path, [LIVE] * 4, [DEAD] * 4, steps=14, replay_buffer_size=256)
     assert filled[1:] == [4] * 13
 
 
-def test_entries_that_a_limit_lets_leave_meanwhile_count(tmp_path: Any) -> None:
+def test_entries_that_a_limit_lets_leave_meanwhile_count(tmp_path):
     """Of a live group in every fourth batch one is ever young enough, and three are to come first."""
     _, filled = train(tmp_path, *SPARSE * 3, steps=12, replay_buffer_size=12, replay_max_age=4)
     assert filled == [0] * 9 + [1] * 3

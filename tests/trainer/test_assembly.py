@@ -1,10 +1,6 @@
 """Refusals while a session's parts are put together, before anything is patched."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 from corrected import TOKEN_WEIGHTS
@@ -17,7 +13,7 @@ from trl_replay.setup import preflight
 from trl_replay.testing import make_trainer
 
 
-def test_17_groups_that_straddle_processes_are_refused_with_the_numbers(tmp_path: Any, monkeypatch: Any) -> None:
+def test_17_groups_that_straddle_processes_are_refused_with_the_numbers(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     monkeypatch.setattr(trainer.args, "per_device_train_batch_size", 6)
     with pytest.raises(trl_replay.RefusedError, match=r"6 rows .* num_generations=4"):
@@ -27,13 +23,13 @@ def test_17_groups_that_straddle_processes_are_refused_with_the_numbers(tmp_path
 SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
 
 
-def test_an_age_limit_below_the_generation_interval_is_refused(tmp_path: Any) -> None:
+def test_an_age_limit_below_the_generation_interval_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=2)
     with pytest.raises(trl_replay.RefusedError, match="replay_max_age=1 is less than the 2 updates"):
         trl_replay.attach(trainer, replay_max_age=1)
 
 
-def test_more_passes_than_a_group_has_rows_are_refused(tmp_path: Any) -> None:
+def test_more_passes_than_a_group_has_rows_are_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE] * 3))
     with pytest.raises(trl_replay.RefusedError, match=r"replay_retire_passes=5 .*num_generations=4"):
         trl_replay.attach(trainer, replay_retire_passes=5)
@@ -41,8 +37,8 @@ def test_more_passes_than_a_group_has_rows_are_refused(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(("release", "refuses"), [("1.13.0", True), ("1.14.0", False)])
 def test_the_liger_loss_up_to_trl_1_13_is_refused_with_the_release_and_the_remedies(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, release: str, refuses: bool
-) -> None:
+    tmp_path, monkeypatch, release, refuses
+):
     monkeypatch.setattr("trl_replay.compat._installed", lambda: Version(release))
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     trainer.use_liger_kernel = True
@@ -62,7 +58,7 @@ REFUSED = [(correction, loss) for correction in sorted(TOKEN_WEIGHTS) for loss i
 
 
 @pytest.mark.parametrize(("correction", "loss"), REFUSED)
-def test_token_weights_are_refused_by_name_where_they_are_not_exact(tmp_path: Any, correction: str, loss: str) -> None:
+def test_token_weights_are_refused_by_name_where_they_are_not_exact(tmp_path, correction, loss):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), loss_type=loss, importance_sampling_level="sequence")
     before = dict(trainer.__dict__)
     with pytest.raises(trl_replay.ConfigurationError, match=f"replay_correction='{correction}' weighs single tokens"):
@@ -70,18 +66,18 @@ def test_token_weights_are_refused_by_name_where_they_are_not_exact(tmp_path: An
     assert trainer.__dict__ == before
 
 
-def own_sampler(table: Any, count: int, context: Any) -> Any:
+def own_sampler(table, count, context):
     return list(range(count))
 
 
 @pytest.mark.parametrize("sampler", ["top", "newest", "least_used", own_sampler])
-def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path: Any, sampler: Any) -> None:
+def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path, sampler):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(trl_replay.ConfigurationError, match=r"needs the chances.*is no WeightedSampler.*proportional"):
         trl_replay.attach(trainer, replay_correction="per", replay_sampler=sampler)
 
 
-def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path: Any) -> None:
+def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path):
     draws = {"sample": lambda table, count, context: list(range(count))}
     with pytest.raises(trl_replay.ConfigurationError, match="the plugin 'mine' may draw in its place"):
         train(tmp_path, *SCRIPT, hooks=draws, replay_correction="per", replay_sampler="uniform")
@@ -96,10 +92,8 @@ def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path: Any) ->
         ({"beta": 0.1, "num_iterations": 2}, ""),
     ],
 )
-def test_a_pretrained_model_is_told_what_the_preset_was_measured_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], words: str
-) -> None:
-    def told(pretrained: int) -> list[str]:
+def test_a_pretrained_model_is_told_what_the_preset_was_measured_with(tmp_path, monkeypatch, settings, words):
+    def told(pretrained):
         monkeypatch.setattr(preflight, "PRETRAINED", pretrained)
         trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), **settings)
         with warnings.catch_warnings(record=True) as caught:

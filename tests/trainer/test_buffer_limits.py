@@ -1,10 +1,5 @@
 """Limits on what the buffer holds and on which entries are replayed, through the real trainer."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from scenarios import train
@@ -23,9 +18,7 @@ from trl_replay.testing import make_trainer
         ({"replay_max_fraction": 0.34}, [0, 1, 1, 1, 1], 2, "replay_max_fraction allows 1 of 3 groups"),
     ],
 )
-def test_each_limit_holds_and_is_named_where_it_held_back(
-    tmp_path: Any, settings: dict[str, Any], counts: list[int], left: int, words: str
-) -> None:
+def test_each_limit_holds_and_is_named_where_it_held_back(tmp_path, settings, counts, left, words):
     """Entries that will never be replayed again take no room."""
     run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, DEAD, DEAD], max_steps=5, **settings)
     assert run.replayed == counts
@@ -34,7 +27,7 @@ def test_each_limit_holds_and_is_named_where_it_held_back(
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered"])
-def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_path: Path, scope: str) -> None:
+def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_path, scope):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)
     session = trl_replay.attach(trainer, replay_max_bytes="1.5KB", replay_scope=scope, replay_evictor="fifo")
     sizes = []
@@ -47,7 +40,7 @@ def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_pat
     assert session.totals.counters["evicted"] > 0
 
 
-def test_a_group_larger_than_all_the_bytes_is_refused_and_evicts_nobody(tmp_path: Path) -> None:
+def test_a_group_larger_than_all_the_bytes_is_refused_and_evicts_nobody(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=3)
     with pytest.warns(UserWarning, match=r"replay_max_bytes=200 has no room for a group of 4 .*Raise it"):
         session = trl_replay.attach(trainer, replay_max_bytes=200)
@@ -56,18 +49,18 @@ def test_a_group_larger_than_all_the_bytes_is_refused_and_evicts_nobody(tmp_path
     assert "it alone is larger than replay_max_bytes" in session.explain()
 
 
-def test_groups_whichever_limit_is_reached_first_evicts(tmp_path: Path) -> None:
+def test_groups_whichever_limit_is_reached_first_evicts(tmp_path):
     """Warnings are errors: bytes were never the reason."""
     run = train(tmp_path, [LIVE, HALF, DEAD], replay_max_bytes="1GB", replay_buffer_size=3)
     assert len(run.table) == 3
 
 
-def test_a_buffer_that_fails_once_has_no_entry_without_payload(tmp_path: Any) -> None:
+def test_a_buffer_that_fails_once_has_no_entry_without_payload(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD]), max_steps=3)
     session = trl_replay.attach(trainer)
     receive = session.buffer.receive
 
-    def second_fails(groups: Any) -> None:
+    def second_fails(groups):
         if not groups:
             return
         session.buffer.receive = receive
@@ -86,7 +79,7 @@ def test_a_buffer_that_fails_once_has_no_entry_without_payload(tmp_path: Any) ->
 SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
 
 
-def test_numpy_numbers_and_a_huge_capacity_are_fine(tmp_path: Any) -> None:
+def test_numpy_numbers_and_a_huge_capacity_are_fine(tmp_path):
     run = train(
         tmp_path,
         *SCRIPT,
@@ -99,15 +92,15 @@ def test_numpy_numbers_and_a_huge_capacity_are_fine(tmp_path: Any) -> None:
     assert len(run.table) == 2
 
 
-def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_path: Path) -> None:
+def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_path):
     """What a group weighs is on docs/processes.md#what-processes-exchange."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=2)
     session = trl_replay.attach(trainer, replay_scope="gathered")
-    told: dict[str, set[int]] = {"share": set(), "agree": set()}
+    told = {"share": set(), "agree": set()}
     collectives = session.scope._collectives
     all_gather = collectives.all_gather
 
-    def watched(verb: str, mine: Any) -> Any:
+    def watched(verb, mine):
         told[verb].add(mine.nbytes)
         return all_gather(verb, mine)
 

@@ -1,22 +1,18 @@
 """Limits on how much is replayed, through the real trainer."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from scenarios import train
 from support import DEAD, HALF, LIVE
 
 
-def test_nothing_is_replayed_before_the_start(tmp_path: Any) -> None:
+def test_nothing_is_replayed_before_the_start(tmp_path):
     run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD] * 3, max_steps=6, replay_start=3)
     assert run.replayed == [0, 0, 0, 3, 3, 3]
     assert len(run.table) == 3, "the buffer fills from the beginning"
     assert "2 x replay_start allows 0 of 3 groups" in run.session.explain()
 
 
-def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path: Any) -> None:
+def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path):
     """The rate begins at the first batch's 3/12 and moves by 1/32 of the difference: 8/32, then 31/32 of it ..."""
     passing = [[1.0, 1.0, 1.0, 1.0]] * 3
     run = train(tmp_path, [LIVE, LIVE, LIVE], [DEAD] * 3, passing, max_steps=6, replay_start="pass_rate(0.28)")
@@ -28,7 +24,7 @@ def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path: Any) -> N
     assert "replay_start='pass_rate(0.28)' allows 0 of 3 groups" in run.session.explain()
 
 
-def test_what_passes_is_a_setting(tmp_path: Any) -> None:
+def test_what_passes_is_a_setting(tmp_path):
     session = train(
         tmp_path, [[3.0, 1, 1, 1]] * 3, [DEAD] * 3, max_steps=3, replay_start="pass_rate(0.2)", replay_pass_reward=2.0
     ).session

@@ -1,12 +1,7 @@
 """Rewards that change while the buffer lives: stored groups are valid under the rule that scored them."""
 
-from __future__ import annotations
-
 import json
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,34 +27,32 @@ LEFT = f"an entry left: {OTHER_RULE}"
 pytestmark = pytest.mark.filterwarnings(f"ignore:{RULE_CHANGED}")
 
 
-def functions() -> list[Any]:
+def functions():
     return [Rewards(*FIRST, name="form"), Rewards(*SECOND, name="accuracy")]
 
 
-def weigh(*weights: float) -> Callable[[Any], Any]:
+def weigh(*weights):
     return lambda session: session.trainer.reward_weights.copy_(torch.tensor(weights))
 
 
-def scale(session: Any) -> None:
+def scale(session):
     session.trainer.scale_rewards = "none"
 
 
-def name(session: Any) -> None:
+def name(session):
     session.trainer.reward_func_names[0] = "other"
 
 
-def attribute(session: Any) -> None:
+def attribute(session):
     session.trainer.reward_funcs[0].threshold = 0.5
 
 
-def another(session: Any) -> None:
+def another(session):
     session.trainer.reward_funcs[1] = lambda completions, **_: [0.0, 1.0] * (len(completions) // 2)
 
 
 @pytest.mark.parametrize("change", [weigh(0.0, 3.0), scale, name, attribute, another])
-def test_153_groups_that_another_rule_scored_leave_and_those_that_wait_are_refused(
-    tmp_path: Path, change: Any
-) -> None:
+def test_153_groups_that_another_rule_scored_leave_and_those_that_wait_are_refused(tmp_path, change):
     given = {"rewards": functions(), "at": {2: change}}
     with pytest.warns(UserWarning, match=RULE_CHANGED) as caught:
         run = train(tmp_path, **given, replay_sampler="newest")
@@ -69,7 +62,7 @@ def test_153_groups_that_another_rule_scored_leave_and_those_that_wait_are_refus
     assert sum(str(one.message).startswith(RULE_CHANGED) for one in caught) == 1
 
 
-def test_153_nothing_is_trained_for_a_reward_that_was_withdrawn(tmp_path: Path) -> None:
+def test_153_nothing_is_trained_for_a_reward_that_was_withdrawn(tmp_path):
     """Accuracy is always 0: from the change of weights on, stock has no gradient."""
     rewards = [functions()[0], Rewards([DEAD] * 3, name="accuracy")]
     run = train(tmp_path, rewards=rewards, at={2: weigh(0.0, 1.0)}, max_steps=5)
@@ -77,14 +70,14 @@ def test_153_nothing_is_trained_for_a_reward_that_was_withdrawn(tmp_path: Path) 
     assert run.logged("replay/replaced_fraction") == [0.0, pytest.approx(2 / 3), 0.0, 0.0, 0.0]
 
 
-def test_153_a_change_between_two_iterations_is_seen_at_the_next_one(tmp_path: Path) -> None:
+def test_153_a_change_between_two_iterations_is_seen_at_the_next_one(tmp_path):
     iterations = {"num_iterations": 2, "replay_iterations": "replay"}
     run = train(tmp_path, [LIVE] * 3, at={3: weigh(2.0)}, max_steps=4, replaced=0, **iterations)
     assert (run.table.update >= 3).all()
     assert run.reasons[LEFT] > 0
 
 
-def test_153_a_schedule_of_weights_leaves_nothing_and_says_so_once(tmp_path: Path) -> None:
+def test_153_a_schedule_of_weights_leaves_nothing_and_says_so_once(tmp_path):
     at = {step: weigh(1.0 + step) for step in range(1, 6)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -96,7 +89,7 @@ def test_153_a_schedule_of_weights_leaves_nothing_and_says_so_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("change", ["weights", "a function less", "a function more", "nothing"])
-def test_153_resumed_with_other_rewards_entries_leave(tmp_path: Path, change: str) -> None:
+def test_153_resumed_with_other_rewards_entries_leave(tmp_path, change):
     made = functions()[:1] if change == "a function more" else functions()
     train(tmp_path / "a", rewards=made, **SAVES)
     rewards = functions()[:1] if change == "a function less" else functions()
@@ -109,22 +102,20 @@ def test_153_resumed_with_other_rewards_entries_leave(tmp_path: Path, change: st
     assert run.reasons[LEFT] == (0 if change == "nothing" else 3)
 
 
-def graded(completions: list[str], **_: Any) -> list[float]:
+def graded(completions, **_):
     return [float(helped(text)) for text in completions]
 
 
-def helped(text: str) -> int:
+def helped(text):
     return len(text) % 3
 
 
-def mended(text: str) -> int:
+def mended(text):
     return len(text) % 2
 
 
 @pytest.mark.generates
-def test_153_a_mended_function_of_the_same_name_is_told_when_training_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_153_a_mended_function_of_the_same_name_is_told_when_training_resumes(tmp_path, monkeypatch):
     train(tmp_path / "a", rewards=graded, **SAVES)
     monkeypatch.setitem(globals(), "helped", mended)
     with pytest.warns(UserWarning, match="the code or an attribute of 'graded'"):
@@ -132,13 +123,13 @@ def test_153_a_mended_function_of_the_same_name_is_told_when_training_resumes(
     assert (run.table.update >= 2).all()
 
 
-def test_a_function_replaced_in_a_callback_empties_the_buffer(tmp_path: Path) -> None:
+def test_a_function_replaced_in_a_callback_empties_the_buffer(tmp_path):
     """All new groups are dead by it: nothing is trained for what the old one paid."""
 
-    def strict(completions: list[str], **_: Any) -> list[float]:
+    def strict(completions, **_):
         return [0.0] * len(completions)
 
-    def replace(session: Any) -> None:
+    def replace(session):
         session.trainer.reward_funcs[0] = strict
 
     run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, LIVE, HALF], at={2: replace}, max_steps=6)
@@ -152,26 +143,26 @@ class Graded:
     limit = 3
     __name__ = "graded"
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls, self.shift = 0, 0
 
-    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+    def __call__(self, completions, **_):
         self.calls += 1
         return [float((len(text) + self.shift + index) % self.limit) for index, text in enumerate(completions)]
 
 
-def of_object(session: Any) -> None:
+def of_object(session):
     session.trainer.reward_funcs[0].shift = 1
 
 
-def of_class(session: Any) -> None:
+def of_class(session):
     Graded.limit = 4
 
 
 @pytest.mark.parametrize("change", [None, of_object, of_class])
 def test_an_attribute_that_others_set_is_part_of_the_rule_and_what_the_code_writes_is_not(
-    tmp_path: Path, change: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, change, monkeypatch
+):
     monkeypatch.setattr(Graded, "limit", 3)
     rewards = Graded()
     run = train(tmp_path, rewards=rewards, at={3: change} if change else None, max_steps=5, **CHOSEN)
@@ -187,14 +178,14 @@ DOCUMENTED = """def graded(completions, **_):
 """
 
 
-def compiled(docstring: str, local: str) -> Any:
-    names: dict[str, Any] = {"__name__": "rewards"}
+def compiled(docstring, local):
+    names = {"__name__": "rewards"}
     exec(DOCUMENTED.format(docstring=docstring, local=local), names)
     return names["graded"]
 
 
-def test_a_docstring_or_a_local_variables_name_changed_in_a_reward_function_empties_no_buffer(tmp_path: Path) -> None:
-    def edit(session: Any) -> None:
+def test_a_docstring_or_a_local_variables_name_changed_in_a_reward_function_empties_no_buffer(tmp_path):
+    def edit(session):
         session.trainer.reward_funcs[0] = compiled('"""Longer than three."""', "scores")
 
     run = train(tmp_path, rewards=compiled("", "found"), at={2: edit}, max_steps=4, **CHOSEN)
@@ -202,7 +193,7 @@ def test_a_docstring_or_a_local_variables_name_changed_in_a_reward_function_empt
     assert (run.table.update < 2).any()
 
 
-def test_a_look_reads_a_functions_code_once(tmp_path: Path) -> None:
+def test_a_look_reads_a_functions_code_once(tmp_path):
     trainer = make_trainer(tmp_path, [*functions(), graded])
     then = reward_rule(trainer)
     read = names_of.cache_info().misses
@@ -213,10 +204,10 @@ def test_a_look_reads_a_functions_code_once(tmp_path: Path) -> None:
 ADDED = [{"prompt": "1=", "completion": text, "reward": float(index)} for index, text in enumerate("abcd")]
 
 
-def test_groups_added_in_the_callback_that_changes_the_rule_stay(tmp_path: Path) -> None:
+def test_groups_added_in_the_callback_that_changes_the_rule_stay(tmp_path):
     """The last batch's groups, which wait, are refused all the same."""
 
-    def change(session: Any) -> None:
+    def change(session):
         weigh(2.0)(session)
         assert session.add(ADDED) == 1
 
@@ -227,8 +218,8 @@ def test_groups_added_in_the_callback_that_changes_the_rule_stay(tmp_path: Path)
     assert (run.table.update[run.table.origin == 0] >= 2).all()
 
 
-def test_a_checkpoint_holds_no_groups_that_wait_and_are_of_another_rule(tmp_path: Path) -> None:
-    def change(session: Any) -> None:
+def test_a_checkpoint_holds_no_groups_that_wait_and_are_of_another_rule(tmp_path):
+    def change(session):
         weigh(2.0)(session)
         session.add(ADDED)
 
@@ -239,7 +230,7 @@ def test_a_checkpoint_holds_no_groups_that_wait_and_are_of_another_rule(tmp_path
     assert not state.pending.candidates
 
 
-def test_scale_rewards_changed_when_training_resumes_empties_the_buffer(tmp_path: Path) -> None:
+def test_scale_rewards_changed_when_training_resumes_empties_the_buffer(tmp_path):
     """Rewards of 100: ±75 unscaled, ±1.5 scaled."""
     rows = [{**row, "reward": 100.0 * (not index)} for index, row in enumerate(ADDED)]
     train(tmp_path / "a", [LIVE] * 3, file=rows, scale_rewards="none", replaced=0, **SAVES)
@@ -249,8 +240,8 @@ def test_scale_rewards_changed_when_training_resumes_empties_the_buffer(tmp_path
     assert not (run.table.origin > 0).any()
 
 
-def test_a_plugin_that_masks_or_shapes_rows_leaves_nothing_of_before(tmp_path: Path) -> None:
-    def masked(groups: Any) -> Any:
+def test_a_plugin_that_masks_or_shapes_rows_leaves_nothing_of_before(tmp_path):
+    def masked(groups):
         advantages = groups.advantages.copy()
         advantages[:, 0] = np.nan
         return advantages * 2
@@ -260,7 +251,7 @@ def test_a_plugin_that_masks_or_shapes_rows_leaves_nothing_of_before(tmp_path: P
     assert (run.table.update >= 2).all()
 
 
-def test_random_changes_of_weights_replay_no_group_of_before(tmp_path: Path) -> None:
+def test_random_changes_of_weights_replay_no_group_of_before(tmp_path):
     """Every replayed group has the advantages of one that was scored since the last change."""
     picks = {3: (0.2, 1.0), 5: (0.0, 1.0), 6: (2.0, 0.6)}
     form = [[LIVE, GRADES, DEAD], [HALF, DEAD, LIVE]] * 5
@@ -281,28 +272,28 @@ def test_random_changes_of_weights_replay_no_group_of_before(tmp_path: Path) -> 
     assert replayed > 3
 
 
-def second_run(folder: Path, rewards: Any, file: Path | None, **settings: Any) -> tuple[Any, Any, list[bool]]:
+def second_run(folder, rewards, file, **settings):
     """Eight updates on a file; whether each further iteration drew groups."""
     trainer = make_trainer(folder, rewards, **{"max_steps": 8, "num_iterations": 8, **settings})
     given = {"replay_warm_start": str(file)} if file else {}
     session = trl_replay.attach(trainer, replay_preset="second_run", **given)
-    drawn: list[bool] = []
+    drawn = []
     iterate = session.step.iterate
 
-    def iterated(template: Any) -> Any:
+    def iterated(template):
         batch = iterate(template)
         drawn.append(batch is not None)
         return batch
 
-    session.step.iterate = iterated  # type: ignore[method-assign]
+    session.step.iterate = iterated
     return trainer, session, drawn
 
 
-def a(completions: list[str], **_: Any) -> list[float]:
+def a(completions, **_):
     return [float("a" in text) for text in completions]
 
 
-def b(completions: list[str], **_: Any) -> list[float]:
+def b(completions, **_):
     return [float("b" in text) for text in completions]
 
 
@@ -314,13 +305,13 @@ NAMED = [
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "first.jsonl"
     path.write_text("\n".join(map(json.dumps, NAMED)))
     return path
 
 
-def test_a_second_run_whose_weights_change_reads_its_file_again(tmp_path: Path, file: Path) -> None:
+def test_a_second_run_whose_weights_change_reads_its_file_again(tmp_path, file):
     trainer, session, drawn = second_run(tmp_path, [a, b], file, reward_weights=[1.0, 0.0])
     trainer.add_callback(Act({3: lambda: weigh(0.0, 1.0)(session)}))
     trainer.train()
@@ -331,18 +322,16 @@ def test_a_second_run_whose_weights_change_reads_its_file_again(tmp_path: Path, 
     assert session.totals.reasons[LEFT] >= 4
 
 
-def test_a_plugin_that_shapes_advantages_shapes_a_files_groups_before_and_after_a_change(
-    tmp_path: Path, file: Path
-) -> None:
-    def doubled(groups: Any) -> Any:
+def test_a_plugin_that_shapes_advantages_shapes_a_files_groups_before_and_after_a_change(tmp_path, file):
+    def doubled(groups):
         return groups.advantages * 2
 
-    found: list[np.ndarray[Any, Any]] = []
+    found = []
 
-    def look(session: Any) -> None:
+    def look(session):
         found.append(session.buffer.table.row_advantage[session.buffer.table.origin > 0])
 
-    def change(session: Any) -> None:
+    def change(session):
         look(session)
         weigh(0.0, 1.0)(session)
 
@@ -357,9 +346,7 @@ def test_a_plugin_that_shapes_advantages_shapes_a_files_groups_before_and_after_
 
 
 @pytest.mark.parametrize("functions", [[a, b], [b], [a, b, graded]])
-def test_a_second_run_resumed_under_another_rule_trains_on_no_repeated_batch(
-    tmp_path: Path, file: Path, functions: list[Any]
-) -> None:
+def test_a_second_run_resumed_under_another_rule_trains_on_no_repeated_batch(tmp_path, file, functions):
     saves = {"save_strategy": "steps", "save_steps": 4}
     second_run(tmp_path / "a", [a, b], file, reward_weights=[1.0, 0.0], **saves)[0].train()
     if graded in functions:
@@ -374,7 +361,7 @@ def test_a_second_run_resumed_under_another_rule_trains_on_no_repeated_batch(
     assert (session.buffer.table.row_advantage.argmax(axis=1) == 3).all()
 
 
-def test_a_second_run_without_a_file_to_read_again_is_refused_under_another_rule(tmp_path: Path, file: Path) -> None:
+def test_a_second_run_without_a_file_to_read_again_is_refused_under_another_rule(tmp_path, file):
     with pytest.warns(UserWarning, match="replay_warm_start is not set"):
         trainer, session, _ = second_run(tmp_path, [a, b], None, reward_weights=[1.0, 0.0])
     session.add(str(file))
@@ -384,7 +371,7 @@ def test_a_second_run_without_a_file_to_read_again_is_refused_under_another_rule
     assert trainer.state.global_step == 3
 
 
-def test_153_clear_from_a_callback_leaves_nothing_of_before(tmp_path: Path) -> None:
+def test_153_clear_from_a_callback_leaves_nothing_of_before(tmp_path):
     table = train(tmp_path, rewards=functions(), at={2: lambda session: session.clear()}).table
     assert len(table) > 0
     assert (table.update >= 2).all()

@@ -1,11 +1,7 @@
 """Any strategy goes with any: what is refused is what docs/reference/strategies.md says."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from corrected import TOKEN_WEIGHTS
@@ -20,11 +16,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "strategies.md"
 WITHOUT_CHANCES = {"newest", "top", "least_used", "same_prompt"}
 
 
-def built_in(kind: Any) -> list[str]:
+def built_in(kind):
     return [spec.name for plugin, spec in registry().strategies(kind) if plugin.name == BUILTIN]
 
 
-def refused(trainer: Any, *kinds: Any) -> Iterator[tuple[str, ...]]:
+def refused(trainer, *kinds):
     """The combinations that can't be attached."""
     for names in product(*(built_in(kind) for kind in kinds)):
         settings = {f"replay_{kind}": name for kind, name in zip(kinds, names, strict=True)}
@@ -41,11 +37,11 @@ def refused(trainer: Any, *kinds: Any) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: Any) -> Any:
+def trainer(tmp_path_factory):
     return make_trainer(tmp_path_factory.mktemp("trainer"), Rewards([LIVE] * 3))
 
 
-def test_what_is_refused_is_in_the_documentation(trainer: Any, tmp_path: Any) -> None:
+def test_what_is_refused_is_in_the_documentation(trainer, tmp_path):
     samplers = set(built_in("sampler"))
     named = PAGE.read_text().partition("## Incompatible combinations")[2].partition("\n## ")[0]
     assert set(refused(trainer, "sampler", "mixer")) == {(name, "inject") for name in samplers - {"same_prompt"}}

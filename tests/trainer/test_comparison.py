@@ -1,11 +1,6 @@
 """`trl-replay report A B`: what each took to the end of the first, against numbers by hand, and of real runs."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,21 +16,21 @@ from trl_replay.testing import make_trainer
 SCRIPT = [[LIVE, HALF, LIVE], [DEAD, DEAD, LIVE]]
 
 
-def made_up(label: str, reward: Callable[[int], float], count: int = 60, **values: Any) -> Run:
+def made_up(label, reward, count=60, **values):
     """A run whose updates each train on a batch of 8 completions."""
     seed, known = values.pop("seed", ""), values.pop("settings", {})
     return Run.of_log(logged(count, reward=reward, **values), label=label, seed=seed, per_batch=8, settings=known)
 
 
-def rising(to: float, since: int = 60) -> Callable[[int], float]:
+def rising(to, since=60):
     return lambda step: to * min(step / since, 1.0)
 
 
-def told(runs: Sequence[Run], reward: str | None = None) -> str:
+def told(runs, reward=None):
     return " ".join(compare(outcomes_of(runs, reward)))
 
 
-def test_the_goal_is_the_end_of_the_first_run_whichever_ends_higher() -> None:
+def test_the_goal_is_the_end_of_the_first_run_whichever_ends_higher():
     """Means over six steps: stock is at 0.5 from step 45 on, and the other one at 30."""
     stock, fast = made_up("stock", rising(0.5, 40)), made_up("fast", rising(0.8, 40), step_time=12.0)
     text = told([stock, fast])
@@ -46,7 +41,7 @@ def test_the_goal_is_the_end_of_the_first_run_whichever_ends_higher() -> None:
     assert "fast took 360 completions, and stock never" in told([fast, stock])
 
 
-def test_a_run_that_replay_hurt_is_not_praised_for_the_goal_that_it_crossed_on_its_way_up() -> None:
+def test_a_run_that_replay_hurt_is_not_praised_for_the_goal_that_it_crossed_on_its_way_up():
     stock = made_up("stock", rising(0.5))
     hurt = made_up("hurt", lambda step: step / 40 if step <= 28 else max(0.7 - (step - 28) / 40, 0.1))
     text = told([stock, hurt])
@@ -57,16 +52,16 @@ def test_a_run_that_replay_hurt_is_not_praised_for_the_goal_that_it_crossed_on_i
     assert "more" not in text.partition("This proves")[0]
 
 
-def test_a_first_run_that_fell_or_never_rose_is_told_so() -> None:
+def test_a_first_run_that_fell_or_never_rose_is_told_so():
     fallen = made_up("stock", lambda step: step / 60 if step <= 30 else 0.25)
     assert "stock fell after its best of 0.4" in told([fallen, made_up("b", rising(0.5))])
     flat = made_up("stock", lambda step: 0.3)
     assert "stock did not rise, so there is no value" in told([flat, made_up("b", rising(0.5))])
 
 
-def test_a_second_update_of_a_batch_generates_no_completions() -> None:
+def test_a_second_update_of_a_batch_generates_no_completions():
     """The control that docs ask for: 120 updates, 60 batches of 8."""
-    log: list[dict[str, Any]] = []
+    log = []
     for entry in logged(60, reward=rising(0.5)):
         log += [{**entry, "step": 2 * entry["step"] - 1}, {"step": 2 * entry["step"], "loss": 0.0, "step_time": 2.0}]
     twice = Run.of_log(log, label="two updates", per_batch=8)
@@ -86,7 +81,7 @@ def test_a_second_update_of_a_batch_generates_no_completions() -> None:
 
 
 @pytest.mark.parametrize(("seeds", "enough"), [(2, False), (3, True)])
-def test_seeds_are_compared_one_by_one_and_three_a_label_are_enough(seeds: int, enough: bool) -> None:
+def test_seeds_are_compared_one_by_one_and_three_a_label_are_enough(seeds, enough):
     ends = (0.4, 0.5, 0.6)
     runs = [made_up("a", rising(ends[seed]), seed=f"-seed{seed}") for seed in range(seeds)]
     runs += [made_up("b", rising(ends[seed] + 0.1), seed=f"-seed{seed}") for seed in reversed(range(seeds))]
@@ -96,7 +91,7 @@ def test_seeds_are_compared_one_by_one_and_three_a_label_are_enough(seeds: int, 
     assert "(0.383 to 0.575)" in text or not enough
 
 
-def test_runs_are_compared_by_tokens_or_updates_where_not_all_tell_their_completions() -> None:
+def test_runs_are_compared_by_tokens_or_updates_where_not_all_tell_their_completions():
     known = Run.of_log(logged(60, reward=rising(0.5), **{"replay/rollouts": lambda step: 8.0 * step}), label="a")
     of_tokens = Run.of_log(logged(60, reward=rising(0.5)), label="b")
     assert "took 540,000 tokens" in told([known, of_tokens])
@@ -104,7 +99,7 @@ def test_runs_are_compared_by_tokens_or_updates_where_not_all_tell_their_complet
     assert "took 60 updates" in told([known, Run.of_log(bare, label="b")])
 
 
-def test_evaluations_are_compared_before_the_reward_of_training() -> None:
+def test_evaluations_are_compared_before_the_reward_of_training():
     runs = []
     for label, end in (("stock", 0.4), ("replay", 0.32)):
         log = [*logged(60, reward=rising(0.5))]
@@ -116,7 +111,7 @@ def test_evaluations_are_compared_before_the_reward_of_training() -> None:
     assert "By reward on evaluation" not in told([runs[0], made_up("b", rising(0.5))]), "only one was evaluated"
 
 
-def test_the_function_that_counts_is_the_one_that_runs_name_and_several_names_are_refused() -> None:
+def test_the_function_that_counts_is_the_one_that_runs_name_and_several_names_are_refused():
     functions = {"rewards/length/mean": 0.5, "rewards/length/std": 0.1}
     stock = made_up("stock", rising(0.5), **functions)
     named = made_up("replay", rising(0.5), **functions, settings={"replay_reward": "length"})
@@ -139,12 +134,12 @@ def test_the_function_that_counts_is_the_one_that_runs_name_and_several_names_ar
         ((0.0, 0.3, 0.3, 0.3), 0.3, 100.0),  # a plateau counts from its beginning
     ],
 )
-def test_a_level_is_reached_at_its_first_crossing(values: Sequence[float], level: float, there: float) -> None:
+def test_a_level_is_reached_at_its_first_crossing(values, level, there):
     assert Curve((0, 100, 200, 300), values).first(level) == pytest.approx(there)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """A folder with a stock run and one with replay."""
     folder = tmp_path_factory.mktemp("runs")
     for name in ("stock", "replay"):
@@ -156,7 +151,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_real_runs_are_told_in_sentences_a_table_and_a_page(runs: Path, said: Any) -> None:
+def test_real_runs_are_told_in_sentences_a_table_and_a_page(runs, said):
     out = runs / "page" / "two.html"
     given = (runs / "stock", f"mine={runs / 'replay'}", "--html", out, "--completions", 12)
     printed = said("report", *given)
@@ -167,7 +162,7 @@ def test_real_runs_are_told_in_sentences_a_table_and_a_page(runs: Path, said: An
     assert f"written: {out}" in printed
 
 
-def test_folders_that_differ_by_a_seed_need_no_label(tmp_path: Path, runs: Path) -> None:
+def test_folders_that_differ_by_a_seed_need_no_label(tmp_path, runs):
     names = ["stock-seed0", "stock-seed1", "preset_s0", "lr1e-5", "lr1e-6", "size64", "size128", "seed3", "lr=1e-5"]
     for name in names:
         shutil.copytree(runs / "stock", tmp_path / name)
@@ -184,6 +179,6 @@ def test_folders_that_differ_by_a_seed_need_no_label(tmp_path: Path, runs: Path)
         (["STOCK", "REPLAY", "--reward", "style"], "has no reward 'style'. It has: reward, scripted. Name one"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_refused(runs: Path, given: list[str], words: str, said: Any) -> None:
+def test_an_option_that_cannot_be_used_is_refused(runs, given, words, said):
     folders = [word.replace("STOCK", str(runs / "stock")).replace("REPLAY", str(runs / "replay")) for word in given]
     assert words in said("report", *folders, fails=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ class StandIn:
     and back).
     """
 
-    def __init__(self, trainer: Any, lengths: list[int], missing: bool = not SCORES_EVERY_TOKEN) -> None:
+    def __init__(self, trainer, lengths, missing=not SCORES_EVERY_TOKEN):
         self.trainer = trainer
         self.lengths = lengths
         self.missing = missing
@@ -40,11 +40,11 @@ class StandIn:
         self.generator = torch.Generator().manual_seed(7)
         trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, self, -1
 
-    def sync_weights(self) -> None:
+    def sync_weights(self):
         self.syncs += 1
         self.model.load_state_dict(self.trainer.model.state_dict())
 
-    def generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any) -> Any:
+    def generate(self, prompts, images, num_generations, profiler):
         rows = []
         for number, prompt in enumerate(prompts):
             length = self.lengths[number % len(self.lengths)]
@@ -67,9 +67,7 @@ class StandIn:
 
 @pytest.mark.parametrize("lengths", [[5, 2, 4, 1, 3, 6, 2], [1]], ids=["several lengths", "one token each"])
 @pytest.mark.parametrize("mode", MODES)
-def test_8_and_19_vllm_ratios_and_missing_log_probs_are_replayed_with_their_rows(
-    tmp_path: Any, mode: str, lengths: list[int]
-) -> None:
+def test_8_and_19_vllm_ratios_and_missing_log_probs_are_replayed_with_their_rows(tmp_path, mode, lengths):
     trainer = sampled(tmp_path, mode, lengths=lengths, max_completion_length=max(lengths))
     generation = trainer.vllm_generation
     session, watch = replay(trainer)
@@ -89,7 +87,7 @@ def test_8_and_19_vllm_ratios_and_missing_log_probs_are_replayed_with_their_rows
 LENGTHS = [5, 2, 4, 1, 3, 6, 2]
 
 
-def sampled(folder: Any, mode: str, *script: Any, lengths: Any = LENGTHS, rewards: Any = None, **settings: Any) -> Any:
+def sampled(folder, mode, *script, lengths=LENGTHS, rewards=None, **settings):
     """A trainer with vLLM's correction in that mode."""
     settings = {"vllm_importance_sampling_mode": mode, "learning_rate": 3e-2, **CLIPPED_RATIOS, **settings}
     trainer = build(folder, rewards or Rewards(*script or SCRIPT), **settings)
@@ -101,7 +99,7 @@ RATIO = "importance_sampling_ratio"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_144_a_file_keeps_vllms_ratios(tmp_path: Any, mode: str) -> None:
+def test_144_a_file_keeps_vllms_ratios(tmp_path, mode):
     session = train(sampled(tmp_path / "first", mode)).session
     session.export(tmp_path / "groups.parquet")
     other = trl_replay.attach(sampled(tmp_path / "second", mode))
@@ -125,7 +123,7 @@ def test_144_a_file_keeps_vllms_ratios(tmp_path: Any, mode: str) -> None:
     ],
 )
 @since("1.6.0", "a lower bound of vLLM's ratio")
-def test_144_the_ratio_of_a_files_log_probs_is_the_trainers_own(tmp_path: Any, mode: str, ratios: Any) -> None:
+def test_144_the_ratio_of_a_files_log_probs_is_the_trainers_own(tmp_path, mode, ratios):
     """Of ratios e⁻⁰·⁵ and e¹ of tokens, and 1 and 1.1."""
     session = trl_replay.attach(sampled(tmp_path, mode))
     old, log = [-1.0, -1.0], torch.tensor(1.1).log().item()
@@ -141,7 +139,7 @@ def test_144_the_ratio_of_a_files_log_probs_is_the_trainers_own(tmp_path: Any, m
     torch.testing.assert_close(found[:2], torch.tensor(ratios), atol=1e-3, rtol=1e-2)
 
 
-def test_144_ratios_of_tokens_serve_no_mode_of_sequences(tmp_path: Any) -> None:
+def test_144_ratios_of_tokens_serve_no_mode_of_sequences(tmp_path):
     """Of a run in another mode, the ratios are computed anew."""
     first = train(sampled(tmp_path / "first", "token_truncate")).session
     path = str(first.export(tmp_path / "groups.parquet"))
@@ -154,23 +152,23 @@ SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
 
 
 @pytest.mark.parametrize(("then", "now"), [("token_truncate", "sequence_mask"), ("sequence_mask", "token_truncate")])
-def test_143_a_checkpoint_with_ratios_of_another_shape_is_refused(tmp_path: Any, then: str, now: str) -> None:
+def test_143_a_checkpoint_with_ratios_of_another_shape_is_refused(tmp_path, then, now):
     train(sampled(tmp_path, then, **SAVING))
     with pytest.raises(trl_replay.MismatchError, match=f"vllm_importance_sampling_mode.*'{then}' and is '{now}'"):
         train(sampled(tmp_path, now, **SAVING), resume=str(tmp_path / "checkpoint-2"))
 
 
-def test_143_a_checkpoint_with_ratios_of_the_same_shape_is_taken(tmp_path: Any) -> None:
+def test_143_a_checkpoint_with_ratios_of_the_same_shape_is_taken(tmp_path):
     train(sampled(tmp_path, "token_truncate", **SAVING))
     train(sampled(tmp_path, "token_mask", [DEAD] * 3, **SAVING), resume=str(tmp_path / "checkpoint-2"))
 
 
 @pytest.mark.parametrize("loss_type", ["vespo", "grpo", "cispo"])
-def test_vllm_ratios_are_right_under_other_losses(tmp_path: Any, loss_type: str) -> None:
+def test_vllm_ratios_are_right_under_other_losses(tmp_path, loss_type):
     replay(sampled(tmp_path, "token_truncate", loss_type=loss_type))
 
 
-def test_15_and_19_the_off_policy_mask_takes_the_stored_sampling_log_probs(tmp_path: Any) -> None:
+def test_15_and_19_the_off_policy_mask_takes_the_stored_sampling_log_probs(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT), off_policy_mask_threshold=0.02, learning_rate=3e-2, max_steps=6)
     StandIn(trainer, [5, 2, 4, 1, 3])
     _, watch = replay(trainer)
@@ -180,7 +178,7 @@ def test_15_and_19_the_off_policy_mask_takes_the_stored_sampling_log_probs(tmp_p
             assert bool(stored.isfinite().all()), "what vLLM could not score was filled at admission"
 
 
-def test_vllm_without_its_correction_is_replayed_with_the_taps_log_probs(tmp_path: Any) -> None:
+def test_vllm_without_its_correction_is_replayed_with_the_taps_log_probs(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_correction=False)
     StandIn(trainer, [5, 2, 4, 1, 3])
     _, watch = replay(trainer)
@@ -188,10 +186,10 @@ def test_vllm_without_its_correction_is_replayed_with_the_taps_log_probs(tmp_pat
     assert "sampling_per_token_logps" in watch.steps[0][0]
 
 
-def test_14_a_rollout_function_with_masked_tokens_and_its_own_prompts(tmp_path: Any) -> None:
+def test_14_a_rollout_function_with_masked_tokens_and_its_own_prompts(tmp_path):
     """Prompts differ within a group; lengths and masks change from batch to batch."""
 
-    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    def rollout(prompts, trainer):
         return masked_rollout(["1" * (row % 3) + prompt for row, prompt in enumerate(prompts)], trainer)
 
     trainer = build(tmp_path, Rewards(*SCRIPT), arguments={"rollout_func": rollout}, learning_rate=3e-2)
@@ -211,7 +209,7 @@ class Vault:
     resets = 0
     opened: ClassVar[list[tuple[int, int]]] = []
 
-    def reset(self, **kwargs: Any) -> str:
+    def reset(self, **kwargs):
         Vault.resets += 1
         self.secret = Vault.resets % 3
         return f" The hint is {'x' * self.secret}."
@@ -229,7 +227,7 @@ class Vault:
         return "it opens" if guess == self.secret else "nothing happens"
 
 
-def vaults(folder: Any, rewards: Any, monkeypatch: Any, guesses: Any) -> Any:
+def vaults(folder, rewards, monkeypatch, guesses):
     """A trainer whose policy is scripted: a tool call first, with a guess for each row, then an answer."""
     tokenizer = tool_tokenizer()
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("Open it.", "Open the vault.", "Try.")]
@@ -240,7 +238,7 @@ def vaults(folder: Any, rewards: Any, monkeypatch: Any, guesses: Any) -> Any:
     )  # fmt: skip
     Vault.resets, Vault.opened, turns = 0, [], itertools.count()
 
-    def say(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def say(prompt_ids, *args, **kwargs):
         if next(turns) % 2 == 0:
             words = [CALL.replace("GUESS", str(guesses(row))) for row in range(len(prompt_ids))]
         else:
@@ -252,9 +250,7 @@ def vaults(folder: Any, rewards: Any, monkeypatch: Any, guesses: Any) -> Any:
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(
-    tmp_path: Any, monkeypatch: Any
-) -> None:
+def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(tmp_path, monkeypatch):
     trainer = vaults(tmp_path, Rewards(*SCRIPT), monkeypatch, lambda row: row // 2 % 3)
     tokenizer = trainer.processing_class
     _, watch = replay(trainer)
@@ -273,16 +269,16 @@ def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed
 
 
 @since("1.11.0", "log-probs that the sampler could not give")
-def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path: Any) -> None:
+def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT))
     generation = StandIn(trainer, [3, 2, 4])
     generate = generation.generate
 
-    def silent(*args: Any, **kwargs: Any) -> Any:
+    def silent(*args, **kwargs):
         prompts, ids, logps, rest = generate(*args, **kwargs)
         return prompts, ids, [[[None] for _ in row] for row in logps], rest
 
-    generation.generate = silent  # type: ignore[method-assign]
+    generation.generate = silent
     session, _ = replay(trainer)
     assert isinstance(session, trl_replay.Session)
 
@@ -291,7 +287,7 @@ def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path: Any) -> 
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update(tmp_path: Any, mode: str) -> None:
+def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update(tmp_path, mode):
     coins = Coins(0.5)
     trainer = sampled(tmp_path, mode, rewards=coins, rows=[{"prompt": prompt} for prompt in PROMPTS])
     generation = trainer.vllm_generation
@@ -302,9 +298,7 @@ def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_environments_are_reset_for_every_round_and_their_tools_words_are_masked(
-    tmp_path: Any, monkeypatch: Any
-) -> None:
+def test_environments_are_reset_for_every_round_and_their_tools_words_are_masked(tmp_path, monkeypatch):
     coins = Coins(0.4, seed=1)
     trainer = vaults(tmp_path, coins, monkeypatch, lambda row: row % 3)
     _, session, watch = watched(trainer, coins, 2, replay_buffer_size=0)
@@ -315,7 +309,7 @@ def test_environments_are_reset_for_every_round_and_their_tools_words_are_masked
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_vllms_ratios_are_drawn_with_their_rows_in_further_iterations(tmp_path: Any, mode: str) -> None:
+def test_vllms_ratios_are_drawn_with_their_rows_in_further_iterations(tmp_path, mode):
     trainer = sampled(tmp_path, mode, num_iterations=3, max_steps=9)
     generation = trainer.vllm_generation
     session, _ = replay(trainer, replay_iterations="replay", replay_start=0)

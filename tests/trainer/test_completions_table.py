@@ -1,10 +1,5 @@
 """The table of completions that TRL logs: right in every row, and with a column that marks what was not trained on."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pandas as pd
 import pytest
 from scenarios import train
@@ -23,23 +18,23 @@ STOCK = ["step", "prompt", "completion", "scripted", "advantage"]
 class Mixed(Rewards):
     """Rewards of the script for training batches of twelve; a live group for each eval batch of four."""
 
-    def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions, **kwargs):
         return super().__call__(completions, **kwargs) if len(completions) == 12 else list(LIVE)
 
 
-def build(folder: Path, **settings: Any) -> Any:
+def build(folder, **settings):
     return make_trainer(folder, Mixed(*SCRIPT), log_completions=True, **settings)
 
 
-def table(folder: Path, step: int) -> pd.DataFrame:
+def table(folder, step):
     return pd.read_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
 
 
-def replaced(batch: Any) -> list[bool]:
+def replaced(batch):
     return (batch[ROWS][:, 0] < 0).tolist()
 
 
-def test_the_column_marks_the_rows_that_were_not_trained_on(tmp_path: Path) -> None:
+def test_the_column_marks_the_rows_that_were_not_trained_on(tmp_path):
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
     steps = record(session)
@@ -59,7 +54,7 @@ def test_the_column_marks_the_rows_that_were_not_trained_on(tmp_path: Path) -> N
     assert marked == 4 * session.totals.counters["replaced"] > 0
 
 
-def test_rows_of_eval_batches_are_never_marked_and_shift_the_marks_with_their_rows(tmp_path: Path) -> None:
+def test_rows_of_eval_batches_are_never_marked_and_shift_the_marks_with_their_rows(tmp_path):
     """Four eval rows push out four of the twelve rows that the table keeps."""
     trainer = build(tmp_path, eval_prompts=["1="], eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4)
     session = trl_replay.attach(trainer)
@@ -71,7 +66,7 @@ def test_rows_of_eval_batches_are_never_marked_and_shift_the_marks_with_their_ro
 
 
 @pytest.mark.parametrize("rows", [4, 12], ids=["with room left", "full"])
-def test_rows_that_were_logged_before_attach_are_not_marked(tmp_path: Path, rows: int) -> None:
+def test_rows_that_were_logged_before_attach_are_not_marked(tmp_path, rows):
     trainer = build(tmp_path, eval_prompts=["1="], per_device_eval_batch_size=4, max_steps=2)
     if rows == 12:
         trainer.train()
@@ -85,9 +80,9 @@ def test_rows_that_were_logged_before_attach_are_not_marked(tmp_path: Path, rows
     assert table(tmp_path, 1)[COLUMN].tolist() == replaced(steps[0][1])
 
 
-def test_attached_and_detached_in_the_middle_of_a_logging_window(tmp_path: Path) -> None:
+def test_attached_and_detached_in_the_middle_of_a_logging_window(tmp_path):
     class Switch(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 1:
                 steps.append(record(trl_replay.attach(trainer)))
             if state.global_step == 5:
@@ -102,14 +97,14 @@ def test_attached_and_detached_in_the_middle_of_a_logging_window(tmp_path: Path)
     assert COLUMN not in trainer._logs["extra"]
 
 
-def test_with_replay_off_the_table_is_stocks(tmp_path: Path) -> None:
+def test_with_replay_off_the_table_is_stocks(tmp_path):
     trainer = build(tmp_path, max_steps=1)
     trl_replay.attach(trainer, use_replay=False)
     trainer.train()
     assert list(table(tmp_path, 1)) == STOCK
 
 
-def test_a_paused_session_and_a_dry_run_mark_nothing(tmp_path: Path) -> None:
+def test_a_paused_session_and_a_dry_run_mark_nothing(tmp_path):
     trainer = build(tmp_path, max_steps=2)
     session = trl_replay.attach(trainer, replay_dry_run=True)
     trainer.train()
@@ -123,10 +118,10 @@ def test_a_paused_session_and_a_dry_run_mark_nothing(tmp_path: Path) -> None:
     assert table(tmp_path, 2)[COLUMN].tolist() == [False] * 12
 
 
-def test_columns_that_reward_functions_log_stay_right(tmp_path: Path) -> None:
+def test_columns_that_reward_functions_log_stay_right(tmp_path):
     script = Rewards(*SCRIPT)
 
-    def scripted(completions: list[str], log_extra: Any = None, **kwargs: Any) -> list[float | None]:
+    def scripted(completions, log_extra=None, **kwargs):
         log_extra("length", [len(text) for text in completions])
         return script(completions)
 
@@ -138,7 +133,7 @@ def test_columns_that_reward_functions_log_stay_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [4, 12], ids=["with room left", "full"])
 @pytest.mark.parametrize("where", ["before stock logs", "after stock logs"])
-def test_a_scoring_that_fails_leaves_a_table_that_can_be_logged(tmp_path: Path, where: str, rows: int) -> None:
+def test_a_scoring_that_fails_leaves_a_table_that_can_be_logged(tmp_path, where, rows):
     trainer = build(tmp_path, eval_prompts=["1="], per_device_eval_batch_size=4, max_steps=3)
     session = trl_replay.attach(trainer)
     steps = record(session)
@@ -147,7 +142,7 @@ def test_a_scoring_that_fails_leaves_a_table_that_can_be_logged(tmp_path: Path, 
     marks = [*replaced(steps[-1][1]), *[False] * 4][-12:] if steps else [False] * 4
     trainer.evaluate()
 
-    def interrupt(*args: Any, **kwargs: Any) -> Any:
+    def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
     if where == "before stock logs":

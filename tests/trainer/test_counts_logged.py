@@ -1,9 +1,5 @@
 """Counts and states in the log are counts and states, however many batches a log entry covers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from scenarios import train
 from support import DEAD, HALF, LIVE
@@ -14,13 +10,13 @@ RIGHT = [1.0] * 4
 SCRIPT = ([LIVE, HALF, DEAD], [RIGHT, DEAD, LIVE], [DEAD, RIGHT, DEAD])
 
 
-def entries(folder: Any, every: int, **settings: Any) -> tuple[list[dict[str, float]], Any]:
+def entries(folder, every, **settings):
     """The log of six batches."""
     run = train(folder, *SCRIPT, max_steps=6, logging_steps=every, **settings)
     return [entry for entry in run.trainer.state.log_history if "replay/size" in entry], run.session
 
 
-def test_what_stands_at_a_step_is_logged_as_it_stands(tmp_path: Any) -> None:
+def test_what_stands_at_a_step_is_logged_as_it_stands(tmp_path):
     often, _ = entries(tmp_path / "often", 1)
     seldom, _ = entries(tmp_path / "seldom", 3)
     for key in ("replay/rollouts", "replay/size", "replay/tasks", "replay/bytes"):
@@ -28,7 +24,7 @@ def test_what_stands_at_a_step_is_logged_as_it_stands(tmp_path: Any) -> None:
     assert [entry["replay/rollouts"] for entry in seldom] == [36, 72]
 
 
-def test_counts_are_those_since_the_last_entry(tmp_path: Any) -> None:
+def test_counts_are_those_since_the_last_entry(tmp_path):
     often, _ = entries(tmp_path / "often", 1, replay_buffer_size=2)
     seldom, session = entries(tmp_path / "seldom", 3, replay_buffer_size=2)
     for key in ("replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost"):
@@ -37,7 +33,7 @@ def test_counts_are_those_since_the_last_entry(tmp_path: Any) -> None:
     assert sum(entry["replay/stored"] for entry in seldom) == session.totals.counters["stored"] == 3
 
 
-def test_all_wrong_and_all_right_groups_are_told_apart(tmp_path: Any) -> None:
+def test_all_wrong_and_all_right_groups_are_told_apart(tmp_path):
     often, session = entries(tmp_path / "often", 1)
     assert [entry["replay/all_wrong_fraction"] for entry in often[:3]] == pytest.approx([1 / 3, 1 / 3, 2 / 3])
     assert [entry["replay/all_right_fraction"] for entry in often[:3]] == pytest.approx([0, 1 / 3, 1 / 3])

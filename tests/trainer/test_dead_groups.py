@@ -14,14 +14,14 @@ from trl_replay import compat
 from trl_replay.testing import make_trainer
 
 
-def counted(tmp_path: Any, script: Any, **settings: Any) -> tuple[float, int]:
+def counted(tmp_path, script, **settings):
     """Of one batch, the share of dead groups, and how many groups were stored."""
     run = train(tmp_path, script, replaced=0, max_steps=1, **settings)
     return run.session.metrics["replay/dead_fraction"], len(run.table)
 
 
 NORMALIZED = {"multi_objective_aggregation": "normalize_then_sum"}
-RULES: list[tuple[dict[str, Any], list[list[float]], int]] = [
+RULES = [
     ({}, [[0.7] * 8, [100.1] * 8, [0.7] * 7 + [0.6]], 1),
     ({"scale_rewards": "batch"}, [[0.7] * 8, [100.1] * 8, [100.1] * 7 + [100.0]], 1),
     ({"scale_rewards": "none"}, [[0.7] * 8, [100.1] * 8, [100.1] * 7 + [100.099]], 1),
@@ -32,23 +32,19 @@ RULES: list[tuple[dict[str, Any], list[list[float]], int]] = [
 
 
 @pytest.mark.parametrize(("settings", "rewards", "live"), RULES)
-def test_20_deadness_is_per_group_and_tolerates_float_noise(
-    tmp_path: Any, settings: dict[str, Any], rewards: Any, live: int
-) -> None:
+def test_20_deadness_is_per_group_and_tolerates_float_noise(tmp_path, settings, rewards, live):
     assert counted(tmp_path, rewards, num_generations=8, **settings) == (pytest.approx(1 - live / 3), live)
 
 
 @pytest.mark.parametrize("level", [-6.0, -300.0, 2002.4])
-def test_112_a_function_that_pays_a_group_alike_keeps_no_group_from_being_live(tmp_path: Any, level: float) -> None:
+def test_112_a_function_that_pays_a_group_alike_keeps_no_group_from_being_live(tmp_path, level):
     """A penalty on length, say, where all completions are as long as they may be."""
     both = [Rewards([LIVE, DEAD, HALF]), Rewards([[level] * 4] * 3, name="length")]
     assert counted(tmp_path, None, rewards=both, **NORMALIZED) == (pytest.approx(1 / 3), 2)
 
 
 @pytest.mark.parametrize(("weights", "live"), [([1.0, 1.0], 1), ([1.0, 2.0], 3)])
-def test_20_with_normalize_then_sum_deadness_follows_the_advantages_and_not_the_sum(
-    tmp_path: Any, weights: list[float], live: int
-) -> None:
+def test_20_with_normalize_then_sum_deadness_follows_the_advantages_and_not_the_sum(tmp_path, weights, live):
     both = [
         Rewards([[1, 0, 1, 0], [2, 0, 2, 0], DEAD, LIVE]),
         Rewards([[0, 3, 0, 3], [0, 1, 0, 1], DEAD, DEAD], name="second"),
@@ -63,18 +59,18 @@ class Shaped(Spy):
     shape: Any = staticmethod(lambda advantages, rewards: advantages)
     size = 4
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+    def _calculate_rewards(self, *args, **kwargs):
         self.raw = super()._calculate_rewards(*args, **kwargs)
         return self.raw
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         shaped = self.shape(batch["advantages"].view(-1, self.size), self.raw[:, 0].view(-1, self.size))
         return {**batch, "advantages": shaped.flatten()}
 
 
 ALL_RIGHT = [1.0, 1.0, 1.0, 1.0]
-SHAPED: dict[str, tuple[Any, list[list[float]], list[bool]]] = {
+SHAPED = {
     "a bonus for groups that are all right": (
         lambda advantages, rewards: advantages + 0.5 * (rewards.amin(1, keepdim=True) > 0),
         [ALL_RIGHT, DEAD, LIVE],
@@ -111,14 +107,14 @@ SHAPED: dict[str, tuple[Any, list[list[float]], list[bool]]] = {
 
 @pytest.mark.parametrize(("shape", "rewards", "live"), SHAPED.values(), ids=SHAPED)
 def test_41_shaped_advantages_that_are_equal_and_not_0_are_live_and_those_that_are_0_are_dead(
-    tmp_path: Any, shape: Any, rewards: list[list[float]], live: list[bool]
-) -> None:
+    tmp_path, shape, rewards, live
+):
     trainer_class = type("Of", (Shaped,), {"shape": staticmethod(shape)})
     assert counted(tmp_path, rewards, trainer_class=trainer_class) == (live.count(False) / 3, live.count(True))
 
 
-def test_162_a_plugin_that_gives_one_group_huge_advantages_leaves_the_others_live(tmp_path: Any) -> None:
-    def huge(groups: Any) -> Any:
+def test_162_a_plugin_that_gives_one_group_huge_advantages_leaves_the_others_live(tmp_path):
+    def huge(groups):
         return groups.advantages * np.where(np.arange(len(groups)) == 0, 1e8, 0.5)[:, None]
 
     assert counted(tmp_path, [LIVE, HALF, DEAD], hooks={"advantages": huge}) == (1 / 3, 2)
@@ -133,9 +129,7 @@ REWARDS = [
 @pytest.mark.parametrize("several", [False, True], ids=["one function", "two functions"])
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_41_trls_rules_for_advantages_stand_in_compat_bit_for_bit(
-    tmp_path: Any, aggregation: str, scale: str, several: bool
-) -> None:
+def test_41_trls_rules_for_advantages_stand_in_compat_bit_for_bit(tmp_path, aggregation, scale, several):
     functions = [Rewards(rewards, name=f"function{number}") for number, rewards in enumerate(REWARDS[: 1 + several])]
     trainer = make_trainer(
         tmp_path, functions, trainer_class=Shaped, max_steps=1, multi_objective_aggregation=aggregation,
@@ -146,7 +140,7 @@ def test_41_trls_rules_for_advantages_stand_in_compat_bit_for_bit(
     assert torch.equal(trainer.scored[-1]["advantages"], expected)
 
 
-def test_41_all_wrong_groups_are_dead_though_normalize_then_sum_gives_them_a_tiny_advantage(tmp_path: Any) -> None:
+def test_41_all_wrong_groups_are_dead_though_normalize_then_sum_gives_them_a_tiny_advantage(tmp_path):
     """Their advantages are -6e-9 in a batch with live groups, where the batch's mean is not exactly 0."""
     generator = np.random.default_rng(0)
     script = [[LIVE, [round(r, 1) for r in generator.random(4)], DEAD] for _ in range(20)]

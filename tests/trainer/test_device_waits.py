@@ -1,12 +1,9 @@
 """A step hardly waits for the device, never in the loss, and no more often with more groups."""
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,23 +20,23 @@ from trl_replay.testing import make_trainer
 class Each(TrainerCallback):
     """What replay did to the device in each update."""
 
-    def __init__(self, device: waits.Device) -> None:
-        self.updates: list[Counter[tuple[str, str]]] = []
+    def __init__(self, device):
+        self.updates = []
         self._device = device
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, *args, **kwargs):
         waits.OURS.clear()
         self._device.update += 1
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *args, **kwargs):
         self.updates.append(Counter(waits.OURS))
 
-    def last(self, what: str) -> dict[str, int]:
+    def last(self, what):
         """In the last update, by file and function."""
         return {place: count for (kind, place), count in self.updates[-1].items() if kind == what}
 
 
-def trained(folder: Path, pattern: list[Any], *callbacks: Any, **settings: Any) -> Any:
+def trained(folder, pattern, *callbacks, **settings):
     """The session of six updates, in which something is stored and logged; by default something is replayed, too."""
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
     rows = 4 * len(pattern)
@@ -53,7 +50,7 @@ def trained(folder: Path, pattern: list[Any], *callbacks: Any, **settings: Any) 
     return session
 
 
-def counted(folder: Path, monkeypatch: Any, pattern: list[Any], **settings: Any) -> Each:
+def counted(folder, monkeypatch, pattern, **settings):
     """What each update did."""
     device = waits.Device()
     device.install(monkeypatch.setattr)
@@ -64,9 +61,7 @@ def counted(folder: Path, monkeypatch: Any, pattern: list[Any], **settings: Any)
 
 
 @pytest.mark.parametrize("groups", [3, 12])
-def test_a_step_that_replays_waits_three_times_and_never_in_the_loss(
-    tmp_path: Path, monkeypatch: Any, groups: int
-) -> None:
+def test_a_step_that_replays_waits_three_times_and_never_in_the_loss(tmp_path, monkeypatch, groups):
     """For what was scored, for what the correction gave, and to log; further copies were begun an update before."""
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD] * (groups // 3))
     assert each.last(waits.WAIT) == {"base/transfer.py: wait": 3}
@@ -77,9 +72,7 @@ def test_a_step_that_replays_waits_three_times_and_never_in_the_loss(
     assert sum(each.last(waits.CALL).values()) <= 100
 
 
-def test_a_step_that_replays_nothing_waits_twice_and_computes_next_to_nothing_on_the_device(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_step_that_replays_nothing_waits_twice_and_computes_next_to_nothing_on_the_device(tmp_path, monkeypatch):
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, LIVE])
     assert each.last(waits.WAIT) == {"base/transfer.py: wait": 2}
     assert each.last(waits.LOSS) == each.last(waits.UP) == {}
@@ -87,7 +80,7 @@ def test_a_step_that_replays_nothing_waits_twice_and_computes_next_to_nothing_on
     assert sum(each.last(waits.CALL).values()) <= 12
 
 
-def test_the_counter_sees_copies_to_the_device_and_what_waits(monkeypatch: Any) -> None:
+def test_the_counter_sees_copies_to_the_device_and_what_waits(monkeypatch):
     there = waits.mark(torch.ones(4))
     monkeypatch.setattr(waits, "PACKAGE", str(Path(__file__).parent))
     waits.OURS.clear()
@@ -103,17 +96,17 @@ def test_the_counter_sees_copies_to_the_device_and_what_waits(monkeypatch: Any) 
     assert waits.ours(waits.WAIT) == 3
 
 
-def test_log_probs_that_are_recorded_by_a_forward_leave_with_the_batch(tmp_path: Path, monkeypatch: Any) -> None:
+def test_log_probs_that_are_recorded_by_a_forward_leave_with_the_batch(tmp_path, monkeypatch):
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD], replay_record="forward")
     assert each.last(waits.BEFORE) == {"base/transfer.py: wait": 1}
     assert each.last(waits.LOSS) == each.last(waits.UP) == {}
 
 
-def test_a_copy_that_can_not_be_begun_in_the_loss_is_made_by_the_step(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_copy_that_can_not_be_begun_in_the_loss_is_made_by_the_step(tmp_path, monkeypatch):
     """There all processes hear of an error, if it fails again."""
     begin, failed = candidates.begin, []
 
-    def without_memory_once(tensors: Any) -> Any:
+    def without_memory_once(tensors):
         if not failed:
             failed.append(tensors)
             raise RuntimeError("no pinned memory")
@@ -127,23 +120,23 @@ def test_a_copy_that_can_not_be_begun_in_the_loss_is_made_by_the_step(tmp_path: 
 class NoNumbers:
     """A correction that gives no numbers from an update on, and what the weights were before and after."""
 
-    def __init__(self, update: int) -> None:
+    def __init__(self, update):
         self.update = update
-        self.hashes: list[str] = []
+        self.hashes = []
 
-    def __call__(self, rows: Any, context: Any) -> trl_replay.Corrected:
+    def __call__(self, rows, context):
         old = rows.behavior_logps * (float("nan") if context.update >= self.update else 1.0)
         return trl_replay.Corrected(old)
 
 
-def test_a_correction_that_gives_no_numbers_is_refused_before_the_optimizer_steps(tmp_path: Path) -> None:
+def test_a_correction_that_gives_no_numbers_is_refused_before_the_optimizer_steps(tmp_path):
     """Nobody looks at it in the loss, which would wait for the device."""
     correction = NoNumbers(3)
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)
     trl_replay.attach(trainer, replay_start=0, replay_correction=correction)
 
     class Weights(TrainerCallback):
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        def on_step_begin(self, *args, **kwargs):
             correction.hashes.append(weights_hash(trainer))
 
     trainer.add_callback(Weights())
@@ -156,10 +149,10 @@ def test_a_correction_that_gives_no_numbers_is_refused_before_the_optimizer_step
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, which alone tells what waits for it")
 @pytest.mark.parametrize("pattern", [[LIVE, HALF, DEAD], [LIVE, HALF, LIVE]])
-def test_on_a_gpu_torch_warns_of_no_wait_of_ours_in_the_loss(tmp_path: Path, pattern: list[Any]) -> None:
-    stacks: list[list[str]] = []
+def test_on_a_gpu_torch_warns_of_no_wait_of_ours_in_the_loss(tmp_path, pattern):
+    stacks = []
 
-    def show(message: Any, *args: Any, **kwargs: Any) -> None:
+    def show(message, *args, **kwargs):
         if "synchron" in str(message):
             stacks.append([f"{frame.filename}:{frame.name}" for frame in traceback.extract_stack()])
 

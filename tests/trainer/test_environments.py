@@ -1,13 +1,9 @@
 """Environments in every form of TRL's: replayed, mixed, generated again and resumed; and rollouts that failed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from advantages_by_hand import mixed_advantages
 from datasets import Dataset
 from episodes import FORMS, OWN_REWARDS, TURNS, Episode, build
@@ -22,18 +18,18 @@ from trl_replay.testing import make_model
 
 FORM = pytest.mark.parametrize("form", [pytest.param(form, marks=OWN_REWARDS) for form in FORMS])
 SAMPLED = {"replay_refill": "new(rounds=1)"}
-WAYS: dict[str, dict[str, Any]] = {"replay": {}, "mixing": INJECTED, "sampled": SAMPLED}
+WAYS = {"replay": {}, "mixing": INJECTED, "sampled": SAMPLED}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @FORM
-def test_what_is_trained_is_right_by_hand(tmp_path: Any, form: str, way: str) -> None:
+def test_what_is_trained_is_right_by_hand(tmp_path, form, way):
     trainer = build(tmp_path, form, max_steps=5, learning_rate=2e-2)
     session = trl_replay.attach(trainer, **{"replay_start": 0, **WAYS[way]})
     watch = watched(trainer, session)
     weights = [1.0] * len(trainer.reward_funcs)
 
-    def by_hand(step: int) -> torch.Tensor:
+    def by_hand(step):
         for rewards in watch.rewards:
             rewards.nan_to_num_(0.0)  # of the function of another environment
         return mixed_advantages(watch, step, "auto", weights, "group", "sum_then_normalize")
@@ -46,8 +42,8 @@ def test_what_is_trained_is_right_by_hand(tmp_path: Any, form: str, way: str) ->
 
 
 @FORM
-def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path: Any, form: str) -> None:
-    def trained(begin: int = 0, checkpoint: str | None = None) -> Any:
+def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path, form):
+    def trained(begin=0, checkpoint=None):
         settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "trainer_class": Spy}
         trainer = build(tmp_path, form, begin, **settings)
         session = trl_replay.attach(trainer, **INJECTED, **SAMPLED)
@@ -61,10 +57,10 @@ def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path: Any, form: str) ->
 
 
 @OWN_REWARDS
-def test_the_pages_credit_of_turns_is_replayed_right(tmp_path: Any) -> None:
+def test_the_pages_credit_of_turns_is_replayed_right(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    defined: dict[str, Any] = {}
+    defined = {}
     exec(code, defined)
     credited = type("Credited", (Checked, defined["TurnCredit"]), {})
     trainer = build(tmp_path, "several turns with a tool", trainer_class=credited, max_steps=5)
@@ -84,7 +80,7 @@ def test_the_pages_credit_of_turns_is_replayed_right(tmp_path: Any) -> None:
 # rollouts that failed
 
 
-def failing(rollout: int) -> float | None:
+def failing(rollout):
     """Of three groups: one row of the first failed, all of the second, and one of the third, where the others are
     right."""
     group, row = divmod(rollout % 12, 4)
@@ -94,7 +90,7 @@ def failing(rollout: int) -> float | None:
 
 
 @OWN_REWARDS
-def test_a_rollout_that_failed_is_no_wrong_answer(tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_rollout_that_failed_is_no_wrong_answer(tmp_path, monkeypatch):
     monkeypatch.setattr(Episode, "_score", staticmethod(failing))
     trainer = build(tmp_path, "reward and data of its own", max_steps=4)
     session = trl_replay.attach(trainer, replay_start=0)
@@ -113,11 +109,11 @@ def test_a_rollout_that_failed_is_no_wrong_answer(tmp_path: Any, monkeypatch: An
 
 @OWN_REWARDS
 def test_a_rollout_that_failed_is_no_row_of_a_mixed_group_and_trains_as_stock_where_nothing_is_replayed(
-    tmp_path: Any, monkeypatch: Any
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(Episode, "_score", staticmethod(failing))
 
-    def trained(**chosen: Any) -> tuple[str, Any]:
+    def trained(**chosen):
         trainer = build(tmp_path, "reward and data of its own", max_steps=4, trainer_class=Spy, beta=0.0)
         session = trl_replay.attach(trainer, **chosen)
         watch = Watch(session, 4, trainer._tokenizer.pad_token_id) if chosen.get("use_replay", True) else None
@@ -132,7 +128,7 @@ def test_a_rollout_that_failed_is_no_row_of_a_mixed_group_and_trains_as_stock_wh
 
 
 @OWN_REWARDS
-def test_a_curriculum_counts_the_scored_rollouts_alone(tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_curriculum_counts_the_scored_rollouts_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(Episode, "_score", staticmethod(failing))
     trainer = build(tmp_path, "reward and data of its own", max_steps=2, trainer_class=Spy)
     session = trl_replay.attach(trainer, replay_refill="new(rounds=1)", replay_buffer_size=0, replay_pass_reward=0.5)
@@ -146,15 +142,15 @@ def test_a_curriculum_counts_the_scored_rollouts_alone(tmp_path: Any, monkeypatc
 class Solved:
     """A rollout that always succeeds, and owns its prompt and its reward."""
 
-    def reset(self, **columns: Any) -> str:
+    def reset(self, **columns):
         return "Go"
 
-    def get_reward(self) -> float:
+    def get_reward(self):
         return 1.0
 
 
 @OWN_REWARDS
-def test_114_a_curriculum_takes_rows_without_a_prompt(tmp_path: Path) -> None:
+def test_114_a_curriculum_takes_rows_without_a_prompt(tmp_path):
     tokenizer = tool_tokenizer()
     settings = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "bf16": False, "max_steps": 6}
     args = GRPOConfig(

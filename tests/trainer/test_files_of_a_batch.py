@@ -1,12 +1,9 @@
 """Which of the package's files one batch passes, traced: those that the table of the step names, and not too many."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from support import DEAD, HALF, LIVE, Rewards
 from transformers import TrainerCallback
@@ -21,23 +18,23 @@ PACKAGE = Path(trl_replay.__file__).parent
 class Traced(TrainerCallback):
     """Notes the files of the functions called in the step after `update` updates."""
 
-    def __init__(self, update: int) -> None:
+    def __init__(self, update):
         self.update = update
-        self.files: set[str] = set()
+        self.files = set()
 
-    def note(self, frame: Any, event: str, _: Any) -> None:
+    def note(self, frame, event, _):
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(PACKAGE):
             self.files.add(path.relative_to(PACKAGE).as_posix())
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args, state, control, **kwargs):
         sys.setprofile(self.note if state.global_step == self.update else None)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         sys.setprofile(None)
 
 
-def test_a_batch_passes_the_files_of_the_table_and_no_more_than_allowed(tmp_path: Any) -> None:
+def test_a_batch_passes_the_files_of_the_table_and_no_more_than_allowed(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), max_steps=4)
     session = trl_replay.attach(trainer, replay_start=0)
     traced = Traced(2)

@@ -1,10 +1,7 @@
 """The log: of what was generated, of what was trained on, and of what the loss computes over fresh rows."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,28 +21,28 @@ SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD])
 class Told(Spy):
     """Keeps the entropies that the loss was given, and what the adaptive control made of them."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.controlled: list[float] = []
+        self.controlled = []
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+    def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
         self.losses[-1]["entropies"] = self.entropies
         self.controlled.append(getattr(self, "_last_world_entropy", 0.0))
         return loss
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         self.entropies = result[1].detach() if result[1] is not None else None
         return result
 
 
-def fresh_tokens(loss: dict[str, Any]) -> Any:
+def fresh_tokens(loss):
     fresh = loss["inputs"].rows[:, 0] >= 0
     return loss["inputs"]["completion_mask"].bool() & fresh.unsqueeze(1)
 
 
-def test_25_the_log_tells_generated_and_trained_apart(tmp_path: Any) -> None:
+def test_25_the_log_tells_generated_and_trained_apart(tmp_path):
     run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD] * 3, max_steps=2)
     last = [entry for entry in run.trainer.state.log_history if "replay/size" in entry][-1]
     assert last["frac_reward_zero_std"] == 1.0, "stock's keys describe what was generated"
@@ -60,14 +57,14 @@ def test_25_the_log_tells_generated_and_trained_apart(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss", ["grpo", "cispo", "sapo"])
-def test_49_what_the_loss_computes_is_logged_of_fresh_rows_alone(tmp_path: Any, loss: str, level: str) -> None:
+def test_49_what_the_loss_computes_is_logged_of_fresh_rows_alone(tmp_path, loss, level):
     """With two iterations a fresh row's ratio is not 1 in the second, so that there is something to clip."""
     run = train(
         tmp_path, *SCRIPT, replaced=2, trainer_class=Told, num_iterations=2, beta=0.1, epsilon=0.01, loss_type=loss,
         epsilon_high=1.02 if loss == "cispo" else 0.01, importance_sampling_level=level, learning_rate=2e-2,
     )  # fmt: skip
     trainer = run.trainer
-    expected: dict[str, list[float]] = {"entropy": [], "kl": [], "clip_ratio": []}
+    expected = {"entropy": [], "kl": [], "clip_ratio": []}
     for seen in trainer.losses:
         inputs, new, mask = seen["inputs"], seen["logps"], fresh_tokens(seen)
         rows = mask.any(dim=1)
@@ -90,7 +87,7 @@ def test_49_what_the_loss_computes_is_logged_of_fresh_rows_alone(tmp_path: Any, 
     assert max(expected["clip_ratio"]) > 0
 
 
-def test_49_with_nothing_replayed_they_are_trls_own(tmp_path: Any) -> None:
+def test_49_with_nothing_replayed_they_are_trls_own(tmp_path):
     settings = {"num_iterations": 2, "beta": 0.1, "epsilon": 0.01, "learning_rate": 2e-2}
     run = train(tmp_path, [LIVE, HALF, DEAD], replay_dry_run=True, **settings)
     names = {"fresh_entropy": "entropy", "fresh_kl": "kl", "fresh_clip_ratio": "clip_ratio/region_mean"}
@@ -105,9 +102,7 @@ ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 3.0, "entropy_coef_d
 @since("1.8.0", "the adaptive entropy bonus")
 @pytest.mark.parametrize("quantile", [1.0, 0.5])
 @pytest.mark.parametrize("layout", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}], ids=str)
-def test_49_the_adaptive_entropy_bonus_goes_by_fresh_rows_alone(
-    tmp_path: Any, layout: dict[str, Any], quantile: float
-) -> None:
+def test_49_the_adaptive_entropy_bonus_goes_by_fresh_rows_alone(tmp_path, layout, quantile):
     settings = {"replaced": 4, "max_steps": 3, "learning_rate": 5e-2, **ADAPTIVE, **layout}
     trainer = train(tmp_path, *SCRIPT, trainer_class=Told, top_entropy_quantile=quantile, **settings).trainer
     windows = len(trainer.losses) // 3
@@ -128,7 +123,7 @@ def test_49_the_adaptive_entropy_bonus_goes_by_fresh_rows_alone(
 
 
 @since("1.8.0", "the adaptive entropy bonus")
-def test_49_with_replayed_rows_alone_the_adaptive_entropy_bonus_keeps_its_last_reading(tmp_path: Any) -> None:
+def test_49_with_replayed_rows_alone_the_adaptive_entropy_bonus_keeps_its_last_reading(tmp_path):
     settings = {"trainer_class": Told, "max_steps": 3, "learning_rate": 5e-2, **ADAPTIVE}
     trainer = train(tmp_path, [LIVE] * 3, [DEAD] * 3, **settings).trainer
     assert trainer.controlled[1:] == pytest.approx([trainer.controlled[0]] * 2, rel=1e-4)
@@ -137,7 +132,7 @@ def test_49_with_replayed_rows_alone_the_adaptive_entropy_bonus_keeps_its_last_r
 
 
 @since("1.8.0", "the adaptive entropy bonus")
-def test_103_a_first_window_of_replayed_rows_alone_counts_with_their_own_entropy(tmp_path: Any) -> None:
+def test_103_a_first_window_of_replayed_rows_alone_counts_with_their_own_entropy(tmp_path):
     """TRL begins with an infinite last reading: taken for a mean, it turns the bonus off for good."""
     run = train(
         tmp_path, [DEAD] * 3, trainer_class=Told, max_steps=3, steps_per_generation=1, gradient_accumulation_steps=2,
@@ -151,12 +146,12 @@ def test_103_a_first_window_of_replayed_rows_alone_counts_with_their_own_entropy
 
 
 @since("1.8.0", "the entropy bonus")
-def test_104_the_quantile_of_entropies_is_taken_once_a_loss(tmp_path: Any) -> None:
+def test_104_the_quantile_of_entropies_is_taken_once_a_loss(tmp_path):
     """It is a collective: a process that trains a batch without replay would not take part in a second one."""
     taken = []
 
     class Counts(Told):
-        def get_high_entropy_mask(self, *args: Any) -> Any:
+        def get_high_entropy_mask(self, *args):
             taken.append(len(self.losses))
             return super().get_high_entropy_mask(*args)
 
@@ -166,9 +161,9 @@ def test_104_the_quantile_of_entropies_is_taken_once_a_loss(tmp_path: Any) -> No
 
 
 @since("1.8.0", "the entropy bonus")
-def test_104_a_loss_that_chooses_no_tokens_by_their_entropy_is_refused(tmp_path: Any) -> None:
+def test_104_a_loss_that_chooses_no_tokens_by_their_entropy_is_refused(tmp_path):
     class Forgets(Told):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             with mock.patch.object(self, "top_entropy_quantile", 1.0):
                 return super()._compute_loss(model, inputs)
 
@@ -185,7 +180,7 @@ OF_THE_LOSS = {
 
 
 @pytest.mark.parametrize("loss", ["dapo", "cispo", "vespo"])
-def test_49_of_trls_own_keys_only_those_that_the_loss_computes_tell_of_replayed_rows(tmp_path: Any, loss: str) -> None:
+def test_49_of_trls_own_keys_only_those_that_the_loss_computes_tell_of_replayed_rows(tmp_path, loss):
     logs = []
     for dry in (True, False):
         settings = {"max_steps": 2, "beta": 0.1, "epsilon": 0.05, "loss_type": loss, "learning_rate": 2e-2}

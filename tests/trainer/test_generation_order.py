@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -22,19 +21,19 @@ PROMPTS = PROMPTS[:12]
 class Backwards(torch.utils.data.Sampler[int]):
     """Rows from the last to the first, or as a generator says that several samplers share; repeated as TRL does."""
 
-    def __init__(self, trainer: Any, own: list[Any] | None) -> None:
+    def __init__(self, trainer, own):
         self.own, self.size = own, trainer.num_generations
         self.groups = trainer.args.generation_batch_size // self.size
         self.repeats = trainer.args.steps_per_generation * trainer.num_iterations
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         numbers = range(11, -1, -1) if self.own is None else torch.randperm(12, generator=self.own[0]).tolist()
         for start in range(0, 12, self.groups):
             for _ in range(self.repeats):
                 for number in numbers[start : start + self.groups]:
                     yield from [number] * self.size
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 12 * self.size * self.repeats
 
 
@@ -43,11 +42,11 @@ class Sampled(GRPOTrainer):
 
     own: list[Any] | None = None
 
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
+    def _get_train_sampler(self, dataset=None):
         return Backwards(self, self.own)
 
 
-def prompts_of(folder: Any, own: Any = None, refill: int = 2, **settings: Any) -> list[list[str]]:
+def prompts_of(folder, own=None, refill=2, **settings):
     """The prompts of all calls of a run in which every group is dead, over a list of 12."""
     coins = Coins(0.0)
     trainer = make_trainer(folder, coins, PROMPTS, max_steps=5, **settings)
@@ -61,8 +60,8 @@ def prompts_of(folder: Any, own: Any = None, refill: int = 2, **settings: Any) -
 
 @pytest.mark.parametrize("trainer_class", [GRPOTrainer, Sampled], ids=["the dataset's", "a sampler's"])
 def test_175_new_prompts_are_drawn_at_random_where_the_trainer_samples_in_an_order_and_attach_says_so(
-    tmp_path: Any, trainer_class: Any
-) -> None:
+    tmp_path, trainer_class
+):
     order = PROMPTS if trainer_class is GRPOTrainer else PROMPTS[::-1]
     with pytest.warns(UserWarning, match=r"at random.*set replay_refill='same.rounds=2.'"):
         found = prompts_of(tmp_path, trainer_class=trainer_class)
@@ -73,7 +72,7 @@ def test_175_new_prompts_are_drawn_at_random_where_the_trainer_samples_in_an_ord
         assert len(set(drawn)) == len(drawn), "no prompt twice in a batch"
 
 
-def test_175_a_sampler_is_not_read(tmp_path: Any) -> None:
+def test_175_a_sampler_is_not_read(tmp_path):
     """Its generator, and a lock that can't be copied, stay as they are."""
     runs = []
     for refill in (0, 2):
@@ -82,7 +81,7 @@ def test_175_a_sampler_is_not_read(tmp_path: Any) -> None:
     assert runs[1][::3] == runs[0]
 
 
-def test_175_a_trainer_that_shuffles_is_told_nothing(tmp_path: Any) -> None:
+def test_175_a_trainer_that_shuffles_is_told_nothing(tmp_path):
     trainer = make_trainer(tmp_path, Coins(0.0), PROMPTS, shuffle_dataset=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

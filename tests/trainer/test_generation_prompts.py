@@ -1,10 +1,5 @@
 """The hook `trl_replay_inputs`: plugins that choose what is generated for, through the trainer."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from generating import DEAD, LIVE, PROMPTS, SIZE, Coins
 from support import plugin
@@ -13,11 +8,11 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 
-def choosing(choose: Callable[..., Any]) -> Callable[..., Any]:
+def choosing(choose):
     return lambda groups_of_rows, context: choose(groups_of_rows, context)
 
 
-def train(folder: Any, choose: Callable[..., Any], coins: Any = None, **settings: Any) -> tuple[Any, Any, Any]:
+def train(folder, choose, coins=None, **settings):
     """Trains with the chooser and nothing else."""
     coins = coins or Coins(0.5)
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
@@ -28,10 +23,10 @@ def train(folder: Any, choose: Callable[..., Any], coins: Any = None, **settings
     return coins, session, trainer
 
 
-def test_a_plugin_says_what_is_generated_for_in_every_round(tmp_path: Any) -> None:
-    seen: list[tuple[int, int]] = []
+def test_a_plugin_says_what_is_generated_for_in_every_round(tmp_path):
+    seen = []
 
-    def numbered(rows: Any, context: Any) -> Any:
+    def numbered(rows, context):
         seen.append((context.round, len(rows)))
         return [{"prompt": f"{context.round}*{number}="} for number in range(len(rows))]
 
@@ -41,12 +36,12 @@ def test_a_plugin_says_what_is_generated_for_in_every_round(tmp_path: Any) -> No
     assert session.step.rounds.table.tries.tolist() == [2 * SIZE] * 6
 
 
-def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path: Any) -> None:
+def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path):
     """The first prompt stays and the second is dead at first, then live; each batch sees what came before."""
     script = [[LIVE[0], DEAD[0], DEAD[1]], [LIVE[1], LIVE[0], DEAD[1]], [DEAD[0], DEAD[0], DEAD[0]]]
     told = []
 
-    def same(rows: Any, context: Any) -> Any:
+    def same(rows, context):
         fixed = [{"prompt": prompt} for prompt in PROMPTS[:3]]
         keys = [context.key(row) for row in fixed]
         prompts = context.prompts
@@ -56,7 +51,7 @@ def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path: Any) -> N
         return fixed
 
     class Script(Coins):
-        def __call__(self, completions: Any, prompts: Any, **_: Any) -> list[float]:
+        def __call__(self, completions, prompts, **_):
             return [reward for group in script[len(told) - 1] for reward in group]
 
     _, session, _ = train(tmp_path, same, Script(0.0), max_steps=3)
@@ -72,9 +67,9 @@ def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path: Any) -> N
     assert session.step.rounds.table.dead_streak.tolist() == [1, 1, 3]
 
 
-def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: Any) -> None:
-    def drawn(folder: Any, **settings: Any) -> list[float]:
-        numbers: list[float] = []
+def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path):
+    def drawn(folder, **settings):
+        numbers = []
         train(folder, lambda rows, context: numbers.append(context.rng.random()), **settings)
         return numbers
 
@@ -85,10 +80,10 @@ def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore:Rows of the dataset with the same prompt differ in 'notes'")
-def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(tmp_path: Any) -> None:
+def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(tmp_path):
     kept = [{"prompt": prompt, "notes": []} for prompt in PROMPTS[:3]]
 
-    def reward(completions: Any, prompts: Any, notes: Any, **_: Any) -> list[float]:
+    def reward(completions, prompts, notes, **_):
         for note in notes:
             assert note == []
             note.append("seen")
@@ -110,20 +105,20 @@ def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(t
         ([{"question": "1+1="}] * 3, r"in trl_replay_inputs.*without a 'prompt'"),
     ],
 )
-def test_71_what_is_no_row_a_group_is_refused_by_name(tmp_path: Any, answer: Any, words: str) -> None:
+def test_71_what_is_no_row_a_group_is_refused_by_name(tmp_path, answer, words):
     with pytest.raises(trl_replay.ResultError, match=rf"^Plugin 'chooser' .*{words}"):
         train(tmp_path, lambda rows, context: answer)
 
 
-def test_an_error_is_blamed_on_the_plugin_and_the_hook(tmp_path: Any) -> None:
+def test_an_error_is_blamed_on_the_plugin_and_the_hook(tmp_path):
     with pytest.raises(
         trl_replay.HookError, match=r"Plugin 'chooser' .* trl_replay_inputs at update 0: KeyError: 'x'"
     ):
         train(tmp_path, lambda rows, context: rows[0]["x"])
 
 
-def test_it_is_not_asked_in_eval_in_a_dry_run_or_while_paused(tmp_path: Any) -> None:
-    asked: list[int] = []
+def test_it_is_not_asked_in_eval_in_a_dry_run_or_while_paused(tmp_path):
+    asked = []
     settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "eval_prompts": ["7="]}
     _, session, trainer = train(tmp_path, lambda rows, context: asked.append(len(rows)), **settings)
     assert asked == [3] * 4
@@ -134,9 +129,9 @@ def test_it_is_not_asked_in_eval_in_a_dry_run_or_while_paused(tmp_path: Any) -> 
     assert asked == [3] * 4
 
 
-def test_rows_of_one_group_with_different_prompts_are_refused(tmp_path: Any) -> None:
+def test_rows_of_one_group_with_different_prompts_are_refused(tmp_path):
     class Shuffled:
-        def __call__(self, rows: Any) -> Any:
+        def __call__(self, rows):
             return rows[1:] + rows[:1]
 
     trainer = make_trainer(tmp_path, Coins(0.5), PROMPTS)
@@ -146,8 +141,8 @@ def test_rows_of_one_group_with_different_prompts_are_refused(tmp_path: Any) -> 
         trainer.train()
 
 
-def test_what_a_plugin_writes_into_the_rows_that_it_is_shown_changes_nothing(tmp_path: Any) -> None:
-    def scribble(groups_of_rows: Any, context: Any) -> None:
+def test_what_a_plugin_writes_into_the_rows_that_it_is_shown_changes_nothing(tmp_path):
+    def scribble(groups_of_rows, context):
         for row in groups_of_rows:
             row["prompt"] = f"9{row['prompt']}"
 

@@ -1,12 +1,9 @@
 """Generating again for dead groups, through the trainer: what is trained on, what is logged, what is left alone."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,14 +25,12 @@ rounds = partial(train, prompts=PROMPTS, replay_refill="new(rounds=2)", replay_b
 
 
 @pytest.mark.parametrize("name", GENERATED_AGAIN)
-def test_refilled_groups_are_trained_on_in_every_layout(tmp_path: Any, name: str) -> None:
+def test_refilled_groups_are_trained_on_in_every_layout(tmp_path, name):
     follow(tmp_path, name)
 
 
 @pytest.mark.parametrize(("scale", "aggregation"), [("batch", "sum_then_normalize"), ("group", "normalize_then_sum")])
-def test_advantages_scaled_over_the_batch_are_those_of_the_whole_batch(
-    tmp_path: Any, scale: str, aggregation: str
-) -> None:
+def test_advantages_scaled_over_the_batch_are_those_of_the_whole_batch(tmp_path, scale, aggregation):
     coins = Coins(0.5)
     settings = {"scale_rewards": scale, "multi_objective_aggregation": aggregation}
     run = rounds(tmp_path, rewards=coins, max_steps=6, **settings)
@@ -48,9 +43,7 @@ def test_advantages_scaled_over_the_batch_are_those_of_the_whole_batch(
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
-def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_where_they_are_needed(
-    tmp_path: Any, scale: str
-) -> None:
+def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_where_they_are_needed(tmp_path, scale):
     shaped = {"trainer_class": shaping(lambda advantages: advantages * 2), "scale_rewards": scale}
     words = r"scale_rewards='batch'.*this trainer shapes advantages itself.*Leave replay_refill out"
     refused = pytest.raises(trl_replay.SeamError, match=words)
@@ -66,13 +59,13 @@ def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_w
     [{"replay_dry_run": True}, {"use_replay": False}, {"at": {0: Session.pause}}],
     ids=["dry run", "off", "paused"],
 )
-def test_nothing_is_generated_again_in_a_dry_run_or_pause(tmp_path: Any, how: dict[str, Any]) -> None:
+def test_nothing_is_generated_again_in_a_dry_run_or_pause(tmp_path, how):
     coins = Coins(0.0)
     rounds(tmp_path, rewards=coins, **how)
     assert [len(call) for call in coins.calls] == [3] * 4
 
 
-def test_evaluation_generates_what_it_does_without(tmp_path: Any) -> None:
+def test_evaluation_generates_what_it_does_without(tmp_path):
     coins = Coins(0.0)
     settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
     rounds(tmp_path, rewards=coins, eval_prompts=["7=", "8="], replay_refill="new(rounds=1)", **settings)
@@ -84,7 +77,7 @@ def test_evaluation_generates_what_it_does_without(tmp_path: Any) -> None:
 # how many rounds
 
 
-def test_where_no_group_is_ever_live_training_goes_on(tmp_path: Any) -> None:
+def test_where_no_group_is_ever_live_training_goes_on(tmp_path):
     coins = Coins(0.0)
     run = rounds(tmp_path, rewards=coins, replay_refill="new(rounds=3)")
     assert run.trainer.state.global_step == 4
@@ -97,7 +90,7 @@ def test_where_no_group_is_ever_live_training_goes_on(tmp_path: Any) -> None:
 ONE_LIVE = [LIVE, DEAD[0], DEAD[0]]
 
 
-def test_no_further_round_begins_when_the_share_of_live_groups_is_reached(tmp_path: Any) -> None:
+def test_no_further_round_begins_when_the_share_of_live_groups_is_reached(tmp_path):
     rewards = Rewards(ONE_LIVE, [LIVE, DEAD[0]], [LIVE, LIVE, DEAD[0]])
     run = rounds(tmp_path, rewards=rewards, max_steps=2, replay_refill="new(rounds=5, until=0.6)")
     assert rewards.calls == 3
@@ -107,7 +100,7 @@ def test_no_further_round_begins_when_the_share_of_live_groups_is_reached(tmp_pa
 one_round = partial(rounds, max_steps=2, replaced=1, replay_buffer_size=64, replay_refill="new(rounds=1)")
 
 
-def test_what_no_round_fills_the_buffer_fills_and_then_replay_unfilled_decides(tmp_path: Any) -> None:
+def test_what_no_round_fills_the_buffer_fills_and_then_replay_unfilled_decides(tmp_path):
     """Two groups are dead after the round: the buffer holds one group for them, and the other is left out."""
     dead = DEAD[0]
     script = ONE_LIVE, [dead, dead], [dead, LIVE, dead], [dead, dead]
@@ -117,7 +110,7 @@ def test_what_no_round_fills_the_buffer_fills_and_then_replay_unfilled_decides(t
     assert {name: run.counters[name] for name in counted} == counted
 
 
-def test_refilled_groups_are_stored_and_replayed_later(tmp_path: Any) -> None:
+def test_refilled_groups_are_stored_and_replayed_later(tmp_path):
     dead = DEAD[0]
     run = one_round(tmp_path, [dead] * 3, [dead, LIVE, dead], [dead] * 3, trainer_class=Spy)
     assert run.replayed == [0, 1]
@@ -130,7 +123,7 @@ def test_refilled_groups_are_stored_and_replayed_later(tmp_path: Any) -> None:
 # which prompts
 
 
-def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_again(tmp_path: Any) -> None:
+def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_again(tmp_path):
     coins = Coins(0.2, seed=1)
     trainer = make_trainer(tmp_path, coins, PROMPTS[:12], max_steps=6, shuffle_dataset=True)
     trainer.train_dataset = trainer.train_dataset.select(range(12))
@@ -149,7 +142,7 @@ def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_a
     assert len(session.prompts) == 12
 
 
-def test_the_same_prompts_are_tried_again(tmp_path: Any) -> None:
+def test_the_same_prompts_are_tried_again(tmp_path):
     coins = Coins(0.3, seed=1)
     rounds(tmp_path, rewards=coins, max_steps=6, replay_refill="same(rounds=3)")
     further = 0
@@ -163,10 +156,10 @@ def test_the_same_prompts_are_tried_again(tmp_path: Any) -> None:
     assert further > 6
 
 
-def test_59_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
+def test_59_of_the_same_prompts_each_takes_its_own_slot(tmp_path):
     outcomes = [[DEAD[0], DEAD[0], LIVE], [DEAD[0], LIVE], [LIVE]]  # the second prompt is live before the first
 
-    def reward(completions: list[str], **_: Any) -> list[float]:
+    def reward(completions, **_):
         return [reward for group in outcomes.pop(0) for reward in group]
 
     run = rounds(tmp_path, rewards=reward, prompts=["1=", "2=", "3="], max_steps=1, replay_refill="same(rounds=2)")
@@ -176,7 +169,7 @@ def test_59_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
 
 
 @since("1.9.0", "streams as datasets")
-def test_a_stream_gives_no_new_prompts_but_the_same_ones_and_its_run_resumes(tmp_path: Any) -> None:
+def test_a_stream_gives_no_new_prompts_but_the_same_ones_and_its_run_resumes(tmp_path):
     from datasets import Dataset
 
     stream = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]).to_iterable_dataset()
@@ -199,11 +192,11 @@ def test_a_stream_gives_no_new_prompts_but_the_same_ones_and_its_run_resumes(tmp
 # what the trainer logs
 
 
-def test_each_round_is_logged_as_trl_does(tmp_path: Any) -> None:
+def test_each_round_is_logged_as_trl_does(tmp_path):
     """Metrics are means over the rounds of a batch, and the table of completions holds what was generated last."""
     coins = Coins(0.4, seed=2)
 
-    def reward(completions: Any, prompts: Any, log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+    def reward(completions, prompts, log_extra, log_metric, **_):
         log_extra("said", list(completions))
         log_metric("rows", float(len(completions)))
         return coins(completions, prompts)
@@ -228,7 +221,7 @@ def test_each_round_is_logged_as_trl_does(tmp_path: Any) -> None:
     assert list(columns["completion"]) == list(columns["extra"]["said"]) == texts[-12:]
 
 
-def test_rows_of_further_rounds_are_not_marked_as_replaced(tmp_path: Any) -> None:
+def test_rows_of_further_rounds_are_not_marked_as_replaced(tmp_path):
     """Four of them push out four of the batch's in the table of completions."""
     dead = DEAD[0]
     run = one_round(tmp_path, ONE_LIVE, [dead, dead], [LIVE, LIVE, dead], [dead])
@@ -237,13 +230,11 @@ def test_rows_of_further_rounds_are_not_marked_as_replaced(tmp_path: Any) -> Non
 
 
 @pytest.mark.parametrize("round_number", [0, 2])
-def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_can_train(
-    tmp_path: Any, round_number: int
-) -> None:
+def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_can_train(tmp_path, round_number):
     coins = Coins(0.0)
     calls = 0
 
-    def reward(completions: Any, prompts: Any, **_: Any) -> list[float]:
+    def reward(completions, prompts, **_):
         nonlocal calls
         calls += 1
         if calls == 4 + round_number:
@@ -264,26 +255,26 @@ def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_
 
 
 @pytest.mark.parametrize("capacity", [0, 64])
-def test_explain_says_what_was_generated(tmp_path: Any, capacity: int) -> None:
+def test_explain_says_what_was_generated(tmp_path, capacity):
     run = rounds(tmp_path, rewards=Coins(0.5), max_steps=3, replay_buffer_size=capacity)
     told = f"of them in further rounds, which refilled {run.counters['refilled']:.0f} slots"
     assert told in run.session.explain()
 
 
-def leave_one_out(groups: Any) -> Any:
+def leave_one_out(groups):
     """A plugin's advantages, computed from the rewards: of equal ones, rounding may leave 1e-16."""
     others = (groups.reward.sum(axis=1, keepdims=True) - groups.reward) / (SIZE - 1)
     return groups.reward - others
 
 
 @pytest.mark.parametrize("live_groups", [0, 1])
-def test_58_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(tmp_path: Any, live_groups: int) -> None:
-    def reward(completions: list[str], **_: Any) -> list[float]:
+def test_58_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(tmp_path, live_groups):
+    def reward(completions, **_):
         groups = len(completions) // SIZE
         live = live_groups if groups == 3 else 0  # none in further rounds, which have nothing larger to compare with
         return [1.0, 0.2, 0.2, 0.2] * live + [0.2] * SIZE * (groups - live)
 
-    def good_form(completions: list[str], **_: Any) -> list[float]:
+    def good_form(completions, **_):
         return [1.0] * len(completions)
 
     settings = {"max_steps": 1, "reward_weights": [0.2, 0.8], "replay_buffer_size": 64}
@@ -295,7 +286,7 @@ def test_58_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(tmp
 
 
 @pytest.mark.parametrize("rows", [8, 16])
-def test_60_batches_may_have_another_size_in_the_next_training(tmp_path: Any, rows: int) -> None:
+def test_60_batches_may_have_another_size_in_the_next_training(tmp_path, rows):
     trainer = make_trainer(tmp_path, Coins(0.4), PROMPTS, max_steps=3)
     session = rounds(trainer).session
     refilled = session.totals.counters["refilled"]
@@ -307,10 +298,10 @@ def test_60_batches_may_have_another_size_in_the_next_training(tmp_path: Any, ro
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_127_detach_inside_a_reward_function_of_a_further_round_ends_in_peace(tmp_path: Any, at: int) -> None:
+def test_127_detach_inside_a_reward_function_of_a_further_round_ends_in_peace(tmp_path, at):
     calls = 0
 
-    def rewards(completions: list[str], **_: Any) -> list[float]:
+    def rewards(completions, **_):
         nonlocal calls
         calls += 1
         if calls == at:

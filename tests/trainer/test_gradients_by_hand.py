@@ -3,10 +3,6 @@
 Behavior log-probs by hand are of forwards of every row alone, without padding, at the time of its generation.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from releases import since
 from scenarios import COMBINATIONS, follow
@@ -18,5 +14,5 @@ NEWER = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=NEWER.get(name, ())) for name in COMBINATIONS])
-def test_16_and_35_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+def test_16_and_35_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
     follow(tmp_path, name)

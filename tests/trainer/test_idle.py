@@ -1,9 +1,6 @@
 """With nothing to replay, and with replay off the cost side: bit-identical weights, no forward more."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 from corrected import CORRECTIONS
@@ -16,7 +13,7 @@ from trl_replay.testing import make_trainer
 pytestmark = pytest.mark.generates
 
 
-def test_the_loss_types_are_all_that_trl_has() -> None:
+def test_the_loss_types_are_all_that_trl_has():
     from trl import GRPOConfig
 
     help_text = GRPOConfig.__dataclass_fields__["loss_type"].metadata["help"]
@@ -25,12 +22,12 @@ def test_the_loss_types_are_all_that_trl_has() -> None:
 
 
 @pytest.fixture(scope="module")
-def stock() -> Stock:
+def stock():
     return Stock()
 
 
 @pytest.mark.parametrize("name", IDLE)
-def test_idle_is_bit_identical_to_stock(tmp_path: Any, plug: Any, stock: Stock, name: str) -> None:
+def test_idle_is_bit_identical_to_stock(tmp_path, plug, stock, name):
     """Weights, TRL's own log, and no forward more or less; live groups are stored where there is room."""
     for plugin, make in PLUGINS.items():
         plug(make(), plugin)
@@ -40,7 +37,7 @@ def test_idle_is_bit_identical_to_stock(tmp_path: Any, plug: Any, stock: Stock, 
     assert session.totals.counters["refused"] == 0
 
 
-CORRECTED: list[dict[str, Any]] = [
+CORRECTED = [
     *({"replay_correction": name} for name in CORRECTIONS),
     {"replay_correction": "per", "replay_sampler": "proportional"},
     {"replay_max_weight": 1.01},
@@ -59,9 +56,7 @@ CORRECTED: list[dict[str, Any]] = [
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_replay_adds_no_forward_of_the_policy_or_the_reference(
-    tmp_path: Any, layout: str, settings: list[dict[str, Any]]
-) -> None:
+def test_replay_adds_no_forward_of_the_policy_or_the_reference(tmp_path, layout, settings):
     counts = []
     training = {**LAYOUTS[layout], "max_steps": 4, "max_completion_length": 4, "learning_rate": 0.0}
     for replay in (None, *settings):
@@ -74,7 +69,7 @@ def test_replay_adds_no_forward_of_the_policy_or_the_reference(
     assert counts == counts[:1] * len(counts)
 
 
-def test_23_with_a_learning_rate_of_0_replay_changes_no_completion(tmp_path: Any) -> None:
+def test_23_with_a_learning_rate_of_0_replay_changes_no_completion(tmp_path):
     """Replay draws from generators of its own."""
     completions = []
     for attach in (False, True):

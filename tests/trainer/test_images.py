@@ -1,10 +1,6 @@
 """Images: groups with different numbers of them and with none, in every layout that TRL has."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import pictures
 import pytest
@@ -16,7 +12,6 @@ from replaying import Checked, build, replay
 from support import DEAD, HALF, LIVE, Rewards, Spy, record
 
 import trl_replay
-from trl_replay.session import Session
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
 
@@ -40,13 +35,7 @@ CASES = [
 ]
 
 
-def train(
-    tmp_path: Any,
-    make: Any,
-    counts: tuple[int, ...],
-    replays: Mapping[str, Any] = MappingProxyType({}),
-    **settings: Any,
-) -> tuple[Session, Any]:
+def train(tmp_path, make, counts, replays=MappingProxyType({}), **settings):
     model, processor = make()
     if SAMPLES_IMAGE_TOKENS:
         settings["generation_kwargs"] = {"suppress_tokens": [model.config.image_token_id]}
@@ -58,7 +47,7 @@ def train(
     return replay(trainer, **replays)
 
 
-def check_images(watch: Any) -> int:
+def check_images(watch):
     """Every row has the images that it was scored with; the number of replayed images."""
     seen = 0
     for number, (before, after) in enumerate(watch.steps):
@@ -80,7 +69,7 @@ def check_images(watch: Any) -> int:
     return seen
 
 
-def test_images_are_drawn_with_their_rows_in_further_iterations(tmp_path: Any) -> None:
+def test_images_are_drawn_with_their_rows_in_further_iterations(tmp_path):
     settings = {"replay_iterations": "replay", "replay_start": 0}
     session, watch = train(tmp_path, pictures.qwen2_vl, (2, 1, 3), settings, num_iterations=2)
     assert check_images(watch) > 0
@@ -88,7 +77,7 @@ def test_images_are_drawn_with_their_rows_in_further_iterations(tmp_path: Any) -
 
 
 @pytest.mark.parametrize(("layout", "counts"), CASES, ids=str)
-def test_9_images_are_replayed_with_their_rows(tmp_path: Any, layout: str, counts: tuple[int, ...]) -> None:
+def test_9_images_are_replayed_with_their_rows(tmp_path, layout, counts):
     session, watch = train(tmp_path, MODELS[layout], counts)
     assert check_images(watch) > 0, "some replayed row has an image"
     assert session.totals.counters["refused"] == 0
@@ -101,12 +90,12 @@ def test_9_images_are_replayed_with_their_rows(tmp_path: Any, layout: str, count
 class OneTooMany(Checked):
     """A trainer whose batches hold an image that belongs to no row."""
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         return {**batch, "pixel_values": torch.cat([batch["pixel_values"], batch["pixel_values"][:1]])}
 
 
-def test_9_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(tmp_path: Any) -> None:
+def test_9_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(tmp_path):
     model, processor = pictures.llava()
     trainer = build(
         tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, trainer_class=OneTooMany,
@@ -118,7 +107,7 @@ def test_9_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on
     assert trainer.losses == []
 
 
-def test_a_groups_common_images_are_stored_once(tmp_path: Any) -> None:
+def test_a_groups_common_images_are_stored_once(tmp_path):
     session, watch = train(tmp_path, pictures.qwen2_vl, (2, 1, 3))
     for serial in session.buffer.table.serial.tolist():
         group = session.buffer.load(serial)
@@ -136,9 +125,7 @@ def test_a_groups_common_images_are_stored_once(tmp_path: Any) -> None:
         pytest.param("num_tiles", (2, 1, 0), marks=NEWER),
     ],
 )
-def test_groups_that_are_generated_again_bring_their_images(
-    tmp_path: Any, layout: str, counts: tuple[int, ...]
-) -> None:
+def test_groups_that_are_generated_again_bring_their_images(tmp_path, layout, counts):
     model, processor = MODELS[layout]()
     settings = {}
     if SAMPLES_IMAGE_TOKENS:

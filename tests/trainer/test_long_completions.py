@@ -1,10 +1,7 @@
 """The seam's memory grows as the batch does: with the tokens, not with their square, and in no spare copies."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,13 +19,13 @@ a third each, and what is computed meanwhile. A second padded copy would be one 
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+def benchmark(monkeypatch):
     """Imports a benchmark by name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module
 
 
-def steps_of(benchmark: Any, folder: Path, tokens: int, **settings: Any) -> list[dict[str, float]]:
+def steps_of(benchmark, folder, tokens, **settings):
     """Memory that the seam allocates in each step but the first two, in batches."""
     long = benchmark("long")
     allocations = benchmark("allocations").Allocations()
@@ -59,9 +56,7 @@ def steps_of(benchmark: Any, folder: Path, tokens: int, **settings: Any) -> list
     ]
 
 
-def test_what_the_seam_allocates_grows_as_the_batch_does_and_holds_no_second_one(
-    benchmark: Any, tmp_path: Path
-) -> None:
+def test_what_the_seam_allocates_grows_as_the_batch_does_and_holds_no_second_one(benchmark, tmp_path):
     short = steps_of(benchmark, tmp_path / "short", SHORT)
     long = steps_of(benchmark, tmp_path / "long", LONG)
     for step in (*short, *long):
@@ -71,12 +66,12 @@ def test_what_the_seam_allocates_grows_as_the_batch_does_and_holds_no_second_one
     assert grown < 1.1, f"the batch has {LONG // SHORT} times as many tokens, and takes {grown:.2f} times as much each"
 
 
-def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted(benchmark: Any) -> None:
+def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted(benchmark):
     module = benchmark("allocations")
     allocations = module.Allocations()
     batch = torch.ones(4, 100)
 
-    def work() -> None:
+    def work():
         copy = batch.clone()
         copy[:, 0] = 0  # nothing new
         view = copy[1:]
@@ -97,12 +92,12 @@ def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted(benchma
     assert (allocations.allocated, allocations.most) == (1600, 1600), "what was freed counts no more"
 
 
-def test_what_the_trainer_does_itself_does_not_count(benchmark: Any) -> None:
+def test_what_the_trainer_does_itself_does_not_count(benchmark):
     allocations = benchmark("allocations").Allocations()
     batch = torch.ones(4, 100)
     stock = allocations.around(batch.clone, seam=False)
 
-    def seam() -> torch.Tensor:
+    def seam():
         stock()
         return batch.sum()
 

@@ -1,9 +1,6 @@
 """Loss and gradient stay finite and bounded, however far the policy has moved from stored tokens."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +23,10 @@ ALL = [*CORRECTIONS, MASKED, PROXIMAL, "per"]
 class Sharpen(TrainerCallback):
     """After the first update the policy becomes all but deterministic, as many updates would make it."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor):
         self.factor = factor
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 1:
             with torch.no_grad():
                 kwargs["model"].lm_head.weight.mul_(self.factor)
@@ -40,9 +37,7 @@ class Sharpen(TrainerCallback):
     [{}, {"replay_max_weight": 2.0}, {"replay_correction": "truncated"}, {"replay_correction": "none"}],
     ids=str,
 )
-def test_37_a_policy_that_left_the_stored_tokens_behind_ruins_no_weight(
-    tmp_path: Any, settings: dict[str, Any]
-) -> None:
+def test_37_a_policy_that_left_the_stored_tokens_behind_ruins_no_weight(tmp_path, settings):
     """The reference finds a replayed token e^88 times as likely as the policy does: exp(88) times a ratio of 0."""
     trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), max_steps=3, beta=0.04)
     trainer.add_callback(Sharpen(300.0))
@@ -56,9 +51,7 @@ def test_37_a_policy_that_left_the_stored_tokens_behind_ruins_no_weight(
     assert all(0 < share <= 1 for share in dropped), "what was dropped is counted"
 
 
-def test_37_the_share_of_dropped_kl_is_logged_only_with_a_reference_and_is_0_where_nothing_is_far_off(
-    tmp_path: Any,
-) -> None:
+def test_37_the_share_of_dropped_kl_is_logged_only_with_a_reference_and_is_0_where_nothing_is_far_off(tmp_path):
     for beta in (0.0, 0.1):
         trainer = make_trainer(tmp_path / str(beta), Rewards([LIVE] * 3, [DEAD] * 3), max_steps=3, beta=beta)
         trl_replay.attach(trainer)
@@ -67,7 +60,7 @@ def test_37_the_share_of_dropped_kl_is_logged_only_with_a_reference_and_is_0_whe
         assert shares == ([0.0, 0.0] if beta else [None, None])
 
 
-def letters(prompts: list[str], trainer: Any) -> dict[str, Any]:
+def letters(prompts, trainer):
     """A rollout function: completions that the policy finds likely or unlikely, as it happens."""
     tokenizer = trainer.processing_class
     ids = [tokenizer("abcdefghijklmnopqrstuvwxyz"[row : row + 6])["input_ids"] for row in range(len(prompts))]
@@ -78,7 +71,7 @@ def letters(prompts: list[str], trainer: Any) -> dict[str, Any]:
     }
 
 
-def test_68_a_token_whose_ratio_was_bounded_keeps_its_kl_term(tmp_path: Any) -> None:
+def test_68_a_token_whose_ratio_was_bounded_keeps_its_kl_term(tmp_path):
     """A policy that was sure forgets: of tokens with a ratio above the bound, which the reference finds less likely,
     the KL term's gradient is at most the bounded ratio."""
     model = make_model(make_tokenizer())
@@ -100,9 +93,7 @@ def test_68_a_token_whose_ratio_was_bounded_keeps_its_kl_term(tmp_path: Any) -> 
 @pytest.mark.parametrize("bias_correction", [False, True], ids=["plain KL", "bias-corrected KL"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(
-    tmp_path: Any, loss: str, level: str, bias_correction: bool
-) -> None:
+def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(tmp_path, loss, level, bias_correction):
     """A fresh token's gradient is its advantage, and what KL to a reference it was sampled near to gives. A replayed
     token's is at most 20 times its advantage, and 440 times beta."""
     names = [name for name in ALL if level == "token" or loss == "cispo" or name not in OF_TOKENS]
@@ -118,9 +109,7 @@ EXTREMES = {
 
 
 @pytest.mark.parametrize("case", EXTREMES.values(), ids=EXTREMES)
-def test_37_the_largest_gradients_that_an_attack_found_are_bounded(
-    tmp_path: Any, case: tuple[float, float, float]
-) -> None:
+def test_37_the_largest_gradients_that_an_attack_found_are_bounded(tmp_path, case):
     measured = Loss(tmp_path, loss_type="grpo", use_bias_correction_kl=False)
     value, gradient = measured(*(np.full(measured.shape, log_prob, np.float32) for log_prob in case))
     assert np.isfinite(value)
@@ -128,7 +117,7 @@ def test_37_the_largest_gradients_that_an_attack_found_are_bounded(
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 20.0), (torch.bfloat16, 20.0), (torch.float16, 5.545)])
-def test_37_log_ratios_stay_within_half_the_log_of_a_types_largest_number(dtype: torch.dtype, limit: float) -> None:
+def test_37_log_ratios_stay_within_half_the_log_of_a_types_largest_number(dtype, limit):
     new = torch.tensor([[-30.0, -1.0, -1.0]], dtype=dtype)
     old = torch.tensor([[-1.0, -30.0, -1.5]])
     mask = torch.ones_like(old, dtype=torch.bool)

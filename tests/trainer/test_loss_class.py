@@ -1,12 +1,8 @@
 """The class of ours that stands in front of the loss while it runs: where it stands, and that it is gone after it."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
-import torch
 from support import DEAD, HALF, LIVE, Rewards
 from trl import GRPOTrainer
 
@@ -20,29 +16,29 @@ SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 class Noting(GRPOTrainer):
     """Notes its classes inside the loss and outside of it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.within: list[list[str]] = []
-        self.outside: list[type] = []
+        self.within = []
+        self.outside = []
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model, inputs, *args, **kwargs):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self.outside.append(type(self))
         return loss
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+    def _compute_loss(self, model, inputs):
         assert isinstance(self, Noting)
         self.within.append([base.__qualname__ for base in type(self).__mro__])
         return super()._compute_loss(model, inputs)
 
 
 class Left(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+    def _compute_loss(self, model, inputs):
         return super()._compute_loss(model, inputs)
 
 
 class Right(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+    def _compute_loss(self, model, inputs):
         return super()._compute_loss(model, inputs)
 
 
@@ -50,7 +46,7 @@ class Diamond(Noting, Left, Right):
     """An override on each way to TRL's class."""
 
 
-def test_a_class_stands_in_front_of_trls_while_a_loss_runs_and_is_gone_after_it(tmp_path: Any) -> None:
+def test_a_class_stands_in_front_of_trls_while_a_loss_runs_and_is_gone_after_it(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Diamond, max_steps=3)
     trl_replay.attach(trainer)
     assert type(trainer) is Diamond
@@ -60,9 +56,9 @@ def test_a_class_stands_in_front_of_trls_while_a_loss_runs_and_is_gone_after_it(
     assert set(trainer.outside) == {Diamond}
 
 
-def test_the_class_is_gone_after_a_loss_that_fails(tmp_path: Any) -> None:
+def test_the_class_is_gone_after_a_loss_that_fails(tmp_path):
     class Failing(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             super()._compute_loss(model, inputs)
             raise ValueError("a loss of mine")
 
@@ -73,7 +69,7 @@ def test_the_class_is_gone_after_a_loss_that_fails(tmp_path: Any) -> None:
     assert type(trainer) is Failing
 
 
-def test_another_trainer_of_the_same_class_keeps_its_class(tmp_path: Any) -> None:
+def test_another_trainer_of_the_same_class_keeps_its_class(tmp_path):
     replaying, stock = (make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Noting) for _ in range(2))
     trl_replay.attach(replaying)
     stock.train()
@@ -81,17 +77,17 @@ def test_another_trainer_of_the_same_class_keeps_its_class(tmp_path: Any) -> Non
 
 
 class WithoutHeirs(GRPOTrainer):
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls):
         raise TypeError("no subclass of mine")
 
 
-class Registering(type(GRPOTrainer)):  # type: ignore[misc]
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], key: str = "") -> Any:
+class Registering(type(GRPOTrainer)):
+    def __new__(mcs, name, bases, namespace, key=""):
         if not key:
             raise TypeError("a class of mine needs a key")
         return super().__new__(mcs, name, bases, namespace)
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], key: str = "") -> None:
+    def __init__(cls, name, bases, namespace, key=""):
         super().__init__(name, bases, namespace)
 
 
@@ -102,7 +98,7 @@ class Keyed(GRPOTrainer, metaclass=Registering, key="mine"):
 @pytest.mark.parametrize(
     ("trainer_class", "reason"), [(WithoutHeirs, "no subclass of mine"), (Keyed, "a class of mine needs a key")]
 )
-def test_a_class_that_allows_no_subclass_is_refused_at_attach(tmp_path: Any, trainer_class: Any, reason: str) -> None:
+def test_a_class_that_allows_no_subclass_is_refused_at_attach(tmp_path, trainer_class, reason):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class)
     before = dict(trainer.__dict__)
     with pytest.raises(trl_replay.ContractError, match=f"no subclass of it can be made.*{reason}"):
@@ -114,20 +110,20 @@ class Slotted(GRPOTrainer):
     __slots__ = ("mine",)
 
 
-def test_a_class_with_slots_trains(tmp_path: Any) -> None:
+def test_a_class_with_slots_trains(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Slotted, max_steps=3)
     session = trl_replay.attach(trainer, replay_start=0)
     trainer.train()
     assert session.totals.counters["replaced"] > 0
 
 
-def test_the_class_that_makes_the_loss_is_the_one_that_asks_for_log_probs_and_calls_no_other() -> None:
+def test_the_class_that_makes_the_loss_is_the_one_that_asks_for_log_probs_and_calls_no_other():
     class Own(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             return self._get_per_token_logps_and_entropies(model, *inputs)[0].mean()
 
     class OnOwn(Own):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             self._get_per_token_logps_and_entropies(model, *inputs)
             return super()._compute_loss(model, inputs)
 
@@ -135,13 +131,13 @@ def test_the_class_that_makes_the_loss_is_the_one_that_asks_for_log_probs_and_ca
     assert loss_maker(OnOwn) is loss_maker(Own) is Own
 
 
-def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path: Any, monkeypatch: Any) -> None:
+def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path, monkeypatch):
     """What it was given is what it reads, to the object."""
     read, given = [], []
     stock = GRPOTrainer._compute_loss
 
     class Giving(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             given.append(inputs)
             return super()._compute_loss(model, inputs)
 
@@ -150,13 +146,12 @@ def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path: Any
     session = trl_replay.attach(trainer, replay_max_fraction=0.0)
     part = session.step.tap.classes._around
 
-    def noting(make: Any, model: Any, inputs: Any, is_stock: bool) -> Any:
+    def noting(make, model, inputs, is_stock):
         assert is_stock
 
-        def noted(batch: Any) -> torch.Tensor:
+        def noted(batch):
             read.append(batch)
-            loss: torch.Tensor = make(batch)
-            return loss
+            return make(batch)
 
         return part(noted, model, inputs, is_stock)
 
@@ -167,9 +162,9 @@ def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path: Any
     assert all(one is other for one, other in zip(read, given, strict=True))
 
 
-def test_the_batch_that_the_trainer_keeps_holds_what_it_held_before_the_loss(tmp_path: Any) -> None:
+def test_the_batch_that_the_trainer_keeps_holds_what_it_held_before_the_loss(tmp_path):
     class Keeping(GRPOTrainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(self, model, inputs, *args, **kwargs):
             before = dict(inputs)
             loss = super().compute_loss(model, inputs, *args, **kwargs)
             assert inputs.keys() == before.keys()

@@ -5,10 +5,7 @@ every loss type, importance level and beta, and those of the same form through t
 what the loss makes of it is not. Those of trl-replay-papers have tests there.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +20,14 @@ import trl_replay
 from trl_replay.registry import registry
 
 
-def test_every_correction_has_its_form() -> None:
+def test_every_correction_has_its_form():
     offers = registry().strategies("correction")
     known = {spec.name for plugin, spec in offers if plugin.name == "builtin"}
     assert known == {*FORMS, *OTHERS} - {MASKED, PROXIMAL} == {*CORRECTIONS, "per"}
 
 
 @pytest.mark.parametrize("name", CORRECTED)
-def test_the_trainers_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+def test_the_trainers_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
     trainer, session = follow(tmp_path, name)
     assert session.totals.counters["replaced"] == 4
     if MASKED in name:
@@ -39,13 +36,13 @@ def test_the_trainers_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, na
 
 
 @pytest.mark.parametrize("settings", [{"replay_correction": "truncated"}, {"replay_max_weight": 1.05}])
-def test_76_as_many_rows_as_tokens_are_no_advantages_of_tokens(tmp_path: Any, settings: dict[str, Any]) -> None:
+def test_76_as_many_rows_as_tokens_are_no_advantages_of_tokens(tmp_path, settings):
     """12 rows of 12 tokens, and a weight for each token."""
     trainer, _ = follow(tmp_path, Scenario({"max_completion_length": 12}, settings))
     assert {loss["inputs"]["completion_ids"].shape for loss in trainer.losses} == {(12, 12)}
 
 
-def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any) -> None:
+def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path):
     limits = {"replay_correction": "sequence_mask(low=100000.0, high=1000000.0)"}
     trainer, _ = train_corrected(tmp_path, "sequence_mask", limits, by_hand=False, beta=0.1)
     signal = replayed_signal(trainer)
@@ -55,7 +52,7 @@ def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any) ->
     assert set(gated) == {1}, "the share of rows of which nothing is left"
 
 
-def test_a_shift_moves_an_advantage_of_0_and_no_masked_row(tmp_path: Any) -> None:
+def test_a_shift_moves_an_advantage_of_0_and_no_masked_row(tmp_path):
     last_masked = {"advantages": lambda groups: np.where(np.arange(4) == 3, np.nan, groups.advantages)}
     settings = {"trainer_class": Spy, "max_steps": 3, "scale_rewards": "none", "hooks": last_masked}
     shift = functools.partial(shifted_by, 0.1)
@@ -67,11 +64,11 @@ def test_a_shift_moves_an_advantage_of_0_and_no_masked_row(tmp_path: Any) -> Non
         torch.testing.assert_close(advantages, torch.tensor([-0.4, 0.0, 0.1, 0.6]).repeat_interleave(3))
 
 
-def shifted_by(amount: float, rows: Any, context: Any) -> Any:
+def shifted_by(amount, rows, context):
     return trl_replay.Corrected(rows.logps, shift=torch.full((len(rows.ages),), amount))
 
 
-def test_per_weighs_against_the_samplers_preferences(tmp_path: Any) -> None:
+def test_per_weighs_against_the_samplers_preferences(tmp_path):
     """An entry of twice the score is drawn twice as often, and so weighs 2^-β, with β on its way from 0.5 to 1."""
     settings = {"trainer_class": Spy, "learning_rate": 1e-3, "scale_rewards": "none"}
     run = train(
@@ -87,12 +84,12 @@ def test_per_weighs_against_the_samplers_preferences(tmp_path: Any) -> None:
         torch.testing.assert_close(loss["inputs"]["advantages"].sort().values, expected.sort().values)
 
 
-def test_per_takes_a_third_partys_weighted_sampler(tmp_path: Any) -> None:
+def test_per_takes_a_third_partys_weighted_sampler(tmp_path):
     sampler = trl_replay.WeightedSampler(lambda table, context: 1.0 / (1 + table.uses))
     train(tmp_path, *SCRIPT, replay_correction="per", replay_sampler=sampler)
 
 
-def test_the_proximal_policy_is_that_of_the_first_forward(tmp_path: Any) -> None:
+def test_the_proximal_policy_is_that_of_the_first_forward(tmp_path):
     """With two iterations, the second update's proximal policy is the first one's, not the trained one."""
     trainer, _ = train_corrected(tmp_path, PROXIMAL, by_hand=False, num_iterations=2, max_steps=6)
     pairs = []

@@ -1,9 +1,5 @@
 """`replay_unfilled`: what becomes of dead groups that nothing fills, through the real loss of every loss type."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from scenarios import UNFILLED, follow, train
@@ -16,14 +12,14 @@ ONE = {"replay_max_fraction": 0.34}
 
 
 @pytest.mark.parametrize("name", UNFILLED)
-def test_the_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+def test_the_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
     trainer, _ = follow(tmp_path, name)
     silent = [int((seen["inputs"].rows[:, 1] & SILENT).bool().sum()) for seen in trainer.losses]
     assert silent == [4, 8, 4, 4], "rows of dead groups that nothing filled"
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_mask_takes_the_gradient_of_kl_and_entropy(tmp_path: Any, loss: str) -> None:
+def test_mask_takes_the_gradient_of_kl_and_entropy(tmp_path, loss):
     """A batch of dead groups alone trains nothing, though beta and the entropy bonus are not 0; as stock has it, it
     does."""
     norms = {}
@@ -35,7 +31,7 @@ def test_mask_takes_the_gradient_of_kl_and_entropy(tmp_path: Any, loss: str) -> 
     assert norms["mask"] == norms["exclude"] == [0.0, 0.0]
 
 
-def test_excluding_all_groups_changes_no_denominator(tmp_path: Any) -> None:
+def test_excluding_all_groups_changes_no_denominator(tmp_path):
     run = train(tmp_path, ALL_DEAD, replaced=0, replay_unfilled="exclude", loss_type="dapo", beta=0.3)
     assert run.logged("loss") == [0.0] * 4
     for before, after in run.steps:
@@ -43,7 +39,7 @@ def test_excluding_all_groups_changes_no_denominator(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", [{}, {"num_iterations": 2}], ids=["plain", "with stock's old log-probs"])
-def test_intra_batch_fills_with_live_groups_of_the_same_batch(tmp_path: Any, layout: dict[str, Any]) -> None:
+def test_intra_batch_fills_with_live_groups_of_the_same_batch(tmp_path, layout):
     run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, HALF, DEAD], replay_unfilled="intra_batch", **ONE, **layout)
     steps = run.steps
     before, after = steps[0]
@@ -67,7 +63,7 @@ def test_intra_batch_fills_with_live_groups_of_the_same_batch(tmp_path: Any, lay
     assert run.counters["stored"] == 1 + len(steps), "copies are not stored"
 
 
-def test_intra_batch_copies_every_live_group_once_before_any_twice(tmp_path: Any) -> None:
+def test_intra_batch_copies_every_live_group_once_before_any_twice(tmp_path):
     settings = {"max_steps": 1, "per_device_train_batch_size": 24, "replay_unfilled": "intra_batch"}
     steps = train(tmp_path, [LIVE, DEAD, HALF, DEAD, DEAD, DEAD], replaced=0, **settings).steps
     ((before, after),) = steps
@@ -77,6 +73,6 @@ def test_intra_batch_copies_every_live_group_once_before_any_twice(tmp_path: Any
     assert sorted(sources[:2]) == sorted(sources[2:]) == [0, 2]
 
 
-def test_3_a_batch_without_a_live_group_stays_as_it_is(tmp_path: Any) -> None:
+def test_3_a_batch_without_a_live_group_stays_as_it_is(tmp_path):
     steps = train(tmp_path, ALL_DEAD, replaced=0, replay_unfilled="intra_batch").steps
     assert all(after[key] is value for before, after in steps for key, value in before.items())

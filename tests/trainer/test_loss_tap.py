@@ -1,9 +1,5 @@
 """The tap inside the loss: which rows it records, and what it hands to the loss."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from scenarios import train
@@ -16,7 +12,7 @@ SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
 
 
 @pytest.mark.parametrize("how", ["from a checkpoint", "by hand"])
-def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any, how: str) -> None:
+def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path, how):
     """Interrupted in a window, then trained on with other weights in the same process."""
     trainer = make_trainer(
         tmp_path, Rewards([LIVE, HALF, LIVE]), trainer_class=Spy, max_steps=6, save_strategy="steps", save_steps=1,
@@ -33,7 +29,7 @@ def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any, h
                 parameter.mul_(1.5)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1") if how == "from a checkpoint" else None)
     assert session.totals.counters["refused"] > 0
-    sums: dict[str, list[float]] = {}
+    sums = {}
     for loss in trainer.losses[:before]:
         inputs, mask = loss["inputs"], loss["inputs"]["completion_mask"].bool()
         for row in range(len(mask)):
@@ -50,10 +46,10 @@ def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any, h
             assert any(abs(float(values.sum()) - value) < 1e-4 for value in known), "recorded under the loaded weights"
 
 
-def test_a_correction_is_told_of_each_row_its_age_its_tokens_and_its_log_probs(tmp_path: Any) -> None:
-    told: list[trl_replay.ReplayedRows] = []
+def test_a_correction_is_told_of_each_row_its_age_its_tokens_and_its_log_probs(tmp_path):
+    told = []
 
-    def watched(rows: trl_replay.ReplayedRows, context: Any) -> trl_replay.Corrected:
+    def watched(rows, context):
         told.append(rows)
         return trl_replay.Corrected(rows.behavior_logps)
 
@@ -76,7 +72,7 @@ def test_a_correction_is_told_of_each_row_its_age_its_tokens_and_its_log_probs(t
     assert rows.ages.tolist() == [(2, 3, 3)[slot] for slot in slots.tolist()], "the newest group took the first slot"
 
 
-def test_replayed_rows_of_an_earlier_generation_batch_are_an_error(tmp_path: Any) -> None:
+def test_replayed_rows_of_an_earlier_generation_batch_are_an_error(tmp_path):
     """Their log-probs are gone."""
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
     steps = record(trl_replay.attach(trainer))

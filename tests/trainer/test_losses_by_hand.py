@@ -3,10 +3,7 @@
 All that settings make is in the table of test_gradients_by_hand.py.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ import trl_replay
 from trl_replay.testing import make_tokenizer
 
 
-def test_the_loss_by_hand_notices_replay_without_correction(tmp_path: Any) -> None:
+def test_the_loss_by_hand_notices_replay_without_correction(tmp_path):
     with pytest.raises(AssertionError, match="replayed rows is"):
         replay(build(tmp_path, Rewards(*SCRIPT), learning_rate=3e-2), replay_correction="none")
 
@@ -34,7 +31,7 @@ def test_the_loss_by_hand_notices_replay_without_correction(tmp_path: Any) -> No
     ],
     ids=["static", "adaptive", "adaptive, above its target"],
 )
-def test_replay_is_right_with_an_entropy_bonus(tmp_path: Any, settings: dict[str, Any]) -> None:
+def test_replay_is_right_with_an_entropy_bonus(tmp_path, settings):
     trainer, _ = follow(tmp_path, Scenario({"max_steps": 5, **settings}, {}))
     if settings.get("entropy_target") == 1.0:
         assert trainer.applied_entropy_coef == 0.0, "so uncertain a model gets no bonus"
@@ -49,9 +46,7 @@ def test_replay_is_right_with_an_entropy_bonus(tmp_path: Any, settings: dict[str
     ("family", "replay_settings"),
     [("Qwen2Moe", {}), ("Mixtral", {}), ("Qwen2Moe", {"replay_unfilled": "exclude", "replay_max_fraction": 0.4})],
 )
-def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(
-    tmp_path: Any, family: str, replay_settings: dict[str, Any]
-) -> None:
+def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(tmp_path, family, replay_settings):
     import transformers
 
     tokenizer = make_tokenizer()
@@ -75,7 +70,7 @@ def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(
 
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_13_replay_is_right_with_several_reward_functions(tmp_path: Any, aggregation: str, scale: str) -> None:
+def test_13_replay_is_right_with_several_reward_functions(tmp_path, aggregation, scale):
     """With weights, rows that one function or none has scored, and a group that none has."""
     nothing = [None] * 4
     functions = {
@@ -87,7 +82,7 @@ def test_13_replay_is_right_with_several_reward_functions(tmp_path: Any, aggrega
     assert all(math.isfinite(value) for value in session.buffer.table.score)
 
 
-def test_replay_is_right_with_conversations(tmp_path: Any) -> None:
+def test_replay_is_right_with_conversations(tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message.role + '*' + message.content + '-' }}{% endfor %}"
@@ -96,7 +91,7 @@ def test_replay_is_right_with_conversations(tmp_path: Any) -> None:
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("1=", "12=", "123+4=")]
     scripted, texts = Rewards(*SCRIPT), []
 
-    def reward(completions: Any, **kwargs: Any) -> Any:
+    def reward(completions, **kwargs):
         texts.extend(completion[0]["content"] for completion in completions)
         return scripted(completions, **kwargs)
 
@@ -105,14 +100,14 @@ def test_replay_is_right_with_conversations(tmp_path: Any) -> None:
 
 
 @since("1.9.0", "iterable datasets")
-def test_replay_is_right_with_an_iterable_dataset(tmp_path: Any) -> None:
+def test_replay_is_right_with_an_iterable_dataset(tmp_path):
     from datasets import Dataset
 
     rows = Dataset.from_list([{"prompt": prompt} for prompt in ("1=", "12=", "123+4=")] * 16).to_iterable_dataset()
     replay(build(tmp_path, Rewards(*SCRIPT), arguments={"train_dataset": rows}))
 
 
-def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(tmp_path: Any) -> None:
+def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(tmp_path):
     script = Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], [DEAD, DEAD, DEAD])
     trainer = build(
         tmp_path, script, model=loadable_model(tmp_path), beta=0.1, sync_ref_model=True, ref_model_sync_steps=3,
@@ -128,11 +123,11 @@ def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(t
     assert len(session.buffer) == 0, "stale entries take no room"
 
 
-def test_188_one_row_of_the_reference_that_is_changed_in_place_is_seen(tmp_path: Any) -> None:
+def test_188_one_row_of_the_reference_that_is_changed_in_place_is_seen(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT), model=loadable_model(tmp_path), beta=0.1, max_steps=4)
     session = trl_replay.attach(trainer, replay_start=0)
 
-    def change() -> None:
+    def change():
         with torch.no_grad():
             trainer.ref_model.lm_head.weight[3] += 0.5
 
@@ -142,7 +137,7 @@ def test_188_one_row_of_the_reference_that_is_changed_in_place_is_seen(tmp_path:
     assert "reference log-probs are another reference model's: it changed since" in session.explain()
 
 
-def test_a_candidate_of_a_window_with_a_sync_is_refused_and_counted(tmp_path: Any) -> None:
+def test_a_candidate_of_a_window_with_a_sync_is_refused_and_counted(tmp_path):
     syncing = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "max_steps": 3}
     with pytest.warns(UserWarning, match="nothing would be replayed"):
         run = train(tmp_path, [LIVE, DEAD, HALF], replaced=0, **syncing)
@@ -150,14 +145,14 @@ def test_a_candidate_of_a_window_with_a_sync_is_refused_and_counted(tmp_path: An
     assert len(run.table) == 0
 
 
-def test_a_reference_sync_matters_only_where_reference_log_probs_are_used(tmp_path: Any) -> None:
+def test_a_reference_sync_matters_only_where_reference_log_probs_are_used(tmp_path):
     session = train(tmp_path, *SCRIPT, sync_ref_model=False, beta=0.0).session
     held = len(session.buffer)
     session.step.forget_reference()
     assert len(session.buffer) == held > 0
 
 
-def test_check_losses_sees_a_wrong_loss(tmp_path: Any) -> None:
+def test_check_losses_sees_a_wrong_loss(tmp_path):
     trainer, _ = follow(tmp_path, "dapo")
     trainer.compared[-1] = (trainer.compared[-1][0] + 1e-3, *trainer.compared[-1][1:])
     with pytest.raises(AssertionError, match="by hand"):
@@ -165,7 +160,7 @@ def test_check_losses_sees_a_wrong_loss(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("eos", ["several", "pad"])
-def test_losses_are_those_by_hand_where_an_answer_has_other_ends(tmp_path: Any, eos: str) -> None:
+def test_losses_are_those_by_hand_where_an_answer_has_other_ends(tmp_path, eos):
     """Several tokens end an answer, or the token that ends it is the one that pads."""
     tokenizer = make_tokenizer()
     if eos == "pad":

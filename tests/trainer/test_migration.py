@@ -1,9 +1,5 @@
 """The example of TRL's former documentation for its replay trainer, with only the trainer's lines changed."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -12,12 +8,12 @@ import trl_replay
 from trl_replay.testing import make_model, make_tokenizer
 
 
-def test_26_the_documented_example_trains_and_replays(tmp_path: Any) -> None:
+def test_26_the_documented_example_trains_and_replays(tmp_path):
     torch.manual_seed(1)
     dataset = Dataset.from_list([{"prompt": f"{a}+{b}="} for a in range(5) for b in range(4)])
 
     # Guarantee that some rewards have 0 std
-    def custom_reward_func(completions: list[str], **kwargs: Any) -> list[float]:
+    def custom_reward_func(completions, **kwargs):
         if torch.rand(1).item() < 0.25:
             return [0.0] * len(completions)  # simulate some zero-std groups
         return torch.rand(len(completions)).tolist()

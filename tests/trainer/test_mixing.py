@@ -1,9 +1,6 @@
 """Stored rows beside fresh ones in a group: rows, advantages, token counts and losses, all written down by hand."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pictures
@@ -22,15 +19,15 @@ from trl_replay.testing import make_groups, make_trainer
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_74_rows_advantages_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+def test_74_rows_advantages_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
     """With every loss type: in test_gradients_by_hand.py."""
     _, session = follow(tmp_path, name)
     assert session.totals.counters["lost"] == 0, "the forward shows every row's log-probs"
     assert session.totals.counters["stored"] > 8, "live groups are stored though their rows are displaced"
 
 
-def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path: Any) -> None:
-    def failures_only(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path):
+    def failures_only(table, drawn, slots, context):
         return np.tile([-1, 1, 2, -1], (len(drawn), 1))
 
     settings = {**INJECTED, "replay_mixer": failures_only, "replay_advantages": "joint"}
@@ -40,14 +37,14 @@ def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path: Any) -> No
     assert run.counters["rows"] == 0
 
 
-def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path: Any) -> None:
-    def several(table: Any, count: int, context: Any) -> Any:
+def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path):
+    def several(table, count, context):
         drawn = np.full((count, 2), -1)
         rows = context.rng.permutation(len(table))[: 2 * count]
         drawn.ravel()[: len(rows)] = rows
         return drawn
 
-    def scattered(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+    def scattered(table, drawn, slots, context):
         taken = np.full((len(drawn), 4), -1)
         for slot, entries in enumerate(drawn):
             known = [entry * 4 + row for entry in np.flatnonzero(entries >= 0) for row in range(4)]
@@ -65,7 +62,7 @@ def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_pa
     assert session.totals.counters["entries"] > session.totals.counters["replaced"]
 
 
-def of_pictures(folder: Any, model: Any, processor: Any, rows: Any, rewards: Any, **settings: Any) -> Any:
+def of_pictures(folder, model, processor, rows, rewards, **settings):
     suppressed = {"suppress_tokens": [model.config.image_token_id]}
     arguments = {"train_dataset": concatenate_datasets([rows] * 8)}
     return build(
@@ -74,7 +71,7 @@ def of_pictures(folder: Any, model: Any, processor: Any, rows: Any, rewards: Any
     )  # fmt: skip
 
 
-def test_rows_are_mixed_with_their_images(tmp_path: Any) -> None:
+def test_rows_are_mixed_with_their_images(tmp_path):
     model, processor = pictures.qwen2_vl()
     rows = pictures.dataset((1, 2, 1)).select(range(3))  # the same three questions in every batch
     trainer = of_pictures(tmp_path, model, processor, rows, Rewards(*SCRIPT), max_steps=6)
@@ -93,12 +90,12 @@ def test_rows_are_mixed_with_their_images(tmp_path: Any) -> None:
             assert_same_images(found[row], expected)
 
 
-def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path: Any) -> None:
+def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path):
     model, processor = pictures.qwen2_vl()
     first = pictures.dataset((1,)).select([0, 3])  # "1", once with one picture and once with another
     prompts = []
 
-    def noting(groups: Any, context: Any) -> Any:
+    def noting(groups, context):
         prompts.append(groups.prompt.tolist())
         return []
 
@@ -110,8 +107,8 @@ def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path: Any) -
     assert len(set(prompts[0])) == 2
 
 
-def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_so(tmp_path: Any) -> None:
-    def records(folder: str, **settings: Any) -> bool:
+def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_so(tmp_path):
+    def records(folder, **settings):
         trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT))
         session = trl_replay.attach(trainer, **{**INJECTED, "replay_record": "auto", **settings})
         return bool(session.components.forwards_to_record)
@@ -124,12 +121,12 @@ def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_
         assert records("whole", **whole)
 
 
-def test_a_plugin_that_chooses_the_groups_is_named(tmp_path: Any) -> None:
+def test_a_plugin_that_chooses_the_groups_is_named(tmp_path):
     with pytest.warns(UserWarning, match="The plugin 'mine' may choose live groups"):
         train(tmp_path, *SCRIPT, hooks={"select": lambda groups: None}, max_steps=2)
 
 
-def test_163_a_selector_of_live_groups_starves_no_buffer(tmp_path: Any) -> None:
+def test_163_a_selector_of_live_groups_starves_no_buffer(tmp_path):
     """Whole groups take the places of live ones, which are stored all the same."""
     with pytest.warns(UserWarning, match="adds one forward"):
         run = train(tmp_path, [LIVE, HALF, DEAD], replay_selector="always(share=1.0)", max_steps=6)
@@ -137,7 +134,7 @@ def test_163_a_selector_of_live_groups_starves_no_buffer(tmp_path: Any) -> None:
     assert (run.counters["stored"], run.counters["lost"]) == (2 * 6, 0)
 
 
-def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path: Any) -> None:
+def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path):
     run = train(tmp_path, *SCRIPT, max_steps=6, **{**INJECTED, "replay_record": "loss"})
     assert sum(run.logged("replay/lost")) == run.counters["lost"] > 2
 
@@ -147,9 +144,7 @@ def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path
 )
 @pytest.mark.parametrize("mode", ["auto", "joint", "split"])
 @pytest.mark.parametrize("others", [DEAD, [0.1, 0.1, 0.1, 0.101]], ids=["dead", "nearly dead"])
-def test_72_in_a_dead_batch_stored_rows_have_the_deviation_of_what_is_trained_on(
-    tmp_path: Any, others: list[float], mode: str, rule: dict[str, Any]
-) -> None:
+def test_72_in_a_dead_batch_stored_rows_have_the_deviation_of_what_is_trained_on(tmp_path, others, mode, rule):
     """A batch has N rows, so that no advantage by TRL's rule is larger than the root of N."""
     settings = {**INJECTED, "replay_advantages": mode, "max_steps": 6, **rule}
     run = train(tmp_path, [LIVE] * 3, [others] * 3, **settings)
@@ -161,16 +156,16 @@ def test_72_in_a_dead_batch_stored_rows_have_the_deviation_of_what_is_trained_on
 DOUBLING = {"trainer_class": shaping(lambda advantages: advantages * 2), "max_steps": 6}
 
 
-def test_advantages_that_trls_rules_do_not_explain_are_not_computed_anew(tmp_path: Any) -> None:
+def test_advantages_that_trls_rules_do_not_explain_are_not_computed_anew(tmp_path):
     with pytest.raises(trl_replay.SeamError, match="Use replay_advantages='stored', or shape them in a plugin"):
         train(tmp_path, *SCRIPT, **INJECTED, **DOUBLING)
     assert train(tmp_path, *SCRIPT, **INJECTED, **DOUBLING, replay_advantages="stored").counters["rows"] > 0
 
 
-def test_corrections_and_gates_see_stored_rows_only(tmp_path: Any) -> None:
+def test_corrections_and_gates_see_stored_rows_only(tmp_path):
     seen = []
 
-    def noting(rows: Any, context: Any) -> Any:
+    def noting(rows, context):
         seen.append(len(rows.ages))
         assert (rows.ages > 0).all()
         return trl_replay.Corrected(rows.behavior_logps)
@@ -179,15 +174,15 @@ def test_corrections_and_gates_see_stored_rows_only(tmp_path: Any) -> None:
     assert sum(seen) == run.counters["rows"] > 0
 
 
-def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path: Any) -> None:
-    calls: list[list[int]] = [[] for _ in range(4)]
+def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path):
+    calls = [[] for _ in range(4)]
 
-    def first_whole(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+    def first_whole(table, drawn, slots, context):
         rows = np.tile([0, -1, -1, -1], (len(drawn), 1))
         rows[0] = [0, 1, 2, 3]
         return rows
 
-    def noting(groups: Any, context: Any) -> None:
+    def noting(groups, context):
         calls[context.update].append(len(groups))
 
     mixing = {**INJECTED, "replay_advantages": "auto", "replay_mixer": first_whole}
@@ -198,10 +193,10 @@ def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tm
     assert all(sizes[0] == 3 and (len(sizes) == 1 or 0 < sizes[1] < 3) for sizes in calls)
 
 
-def test_a_hook_reads_the_weighted_reward_of_a_file(tmp_path: Any) -> None:
+def test_a_hook_reads_the_weighted_reward_of_a_file(tmp_path):
     seen = []
 
-    def reading(groups: Any, context: Any) -> Any:
+    def reading(groups, context):
         seen.append(groups.reward)
         return groups.reward - groups.reward.mean(axis=1, keepdims=True)
 
@@ -217,7 +212,7 @@ def test_a_hook_reads_the_weighted_reward_of_a_file(tmp_path: Any) -> None:
     assert run.session.metrics["replay/masked_rows_fraction"] == 0.0
 
 
-def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path: Any) -> None:
+def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path):
     from trl_replay import compat
     from trl_replay.batch.group_view import AdvantageRule, view
 
@@ -236,16 +231,16 @@ def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path: Any) -> No
         assert dead.tolist() == fresh.dead[[group]].tolist(), "alone as in its batch"
 
 
-def first_masked(groups: Any, context: Any) -> Any:
+def first_masked(groups, context):
     shaped = groups.advantages.copy()
     shaped[:, 0] = np.nan
     return shaped
 
 
-def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_path: Any) -> None:
+def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_path):
     tokens = []
 
-    def noting(rows: Any, context: Any) -> Any:
+    def noting(rows, context):
         tokens.extend(rows.mask.sum(dim=1).tolist())
         return trl_replay.Corrected(rows.behavior_logps)
 
@@ -255,7 +250,7 @@ def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_pa
 
 
 @pytest.mark.parametrize("given", [0.0, 2.0])
-def test_134_a_masked_row_stays_masked_whatever_a_hook_gives_it(given: float) -> None:
+def test_134_a_masked_row_stays_masked_whatever_a_hook_gives_it(given):
     groups = make_groups([[1.0, 0.0, 0.0, 1.0]])
     once = shaped(groups, np.array([[np.nan, -0.5, -0.5, 1.0]]))
     again = shaped(once, np.array([[given, -0.5, -0.5, 1.0]]))
@@ -274,26 +269,26 @@ def test_134_a_masked_row_stays_masked_whatever_a_hook_gives_it(given: float) ->
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
-def test_71_advantages_that_cannot_be_trained_on_are_refused(tmp_path: Any, given: Any, words: str) -> None:
+def test_71_advantages_that_cannot_be_trained_on_are_refused(tmp_path, given, words):
     with pytest.raises(trl_replay.ResultError, match=f"Plugin 'mine'.*trl_replay_advantages.*{words}"):
         train(tmp_path, *SCRIPT, hooks={"advantages": given}, max_steps=2, replay_buffer_size=0)
 
 
-def test_71_a_masked_array_in_which_nothing_is_masked_is_taken(tmp_path: Any) -> None:
+def test_71_a_masked_array_in_which_nothing_is_masked_is_taken(tmp_path):
     hooks = {"advantages": lambda groups: np.ma.masked_array(groups.advantages)}
     assert train(tmp_path, *SCRIPT, hooks=hooks, max_steps=2).session.totals.batches == 2
 
 
-def test_a_dry_run_beside_a_trainer_that_shapes_advantages_goes_on(tmp_path: Any) -> None:
+def test_a_dry_run_beside_a_trainer_that_shapes_advantages_goes_on(tmp_path):
     run = train(tmp_path, *SCRIPT, replaced=0, **DOUBLING, **INJECTED, replay_dry_run=True)
     assert run.session.totals.batches == 6
 
 
-def test_rows_of_another_prompt_are_left_out_of_a_baseline_and_counted(tmp_path: Any) -> None:
-    def deceiving(table: Any, count: int, context: Any) -> Any:
+def test_rows_of_another_prompt_are_left_out_of_a_baseline_and_counted(tmp_path):
+    def deceiving(table, count, context):
         return np.arange(min(count, len(table)))[::-1]
 
-    deceiving.same_prompt = True  # type: ignore[attr-defined]
+    deceiving.same_prompt = True
     mixing = {**INJECTED, "replay_advantages": "auto", "replay_sampler": deceiving}
     trainer, session = follow(tmp_path, Scenario({"max_steps": 6}, mixing))
     watch = trainer.watch

@@ -1,10 +1,5 @@
 """The card of a model that was trained on replayed groups says so, and nothing else changes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from support import DEAD, HALF, LIVE, Rewards, weights_hash
 from trl import GRPOTrainer
@@ -15,7 +10,7 @@ from trl_replay.testing import make_trainer
 SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, LIVE])
 
 
-def trained(folder: Path, **settings: Any) -> Any:
+def trained(folder, **settings):
     trainer = make_trainer(folder, Rewards(*SCRIPT))
     trl_replay.attach(trainer, replay_start=0, **settings)
     trainer.train()
@@ -23,7 +18,7 @@ def trained(folder: Path, **settings: Any) -> Any:
     return trainer
 
 
-def test_the_card_and_the_model_of_a_run_that_replayed_are_tagged(tmp_path: Path) -> None:
+def test_the_card_and_the_model_of_a_run_that_replayed_are_tagged(tmp_path):
     trainer = trained(tmp_path)
     trainer.create_model_card()
     assert "- trl-replay\n" in (tmp_path / "README.md").read_text()
@@ -33,16 +28,14 @@ def test_the_card_and_the_model_of_a_run_that_replayed_are_tagged(tmp_path: Path
 
 
 @pytest.mark.parametrize("settings", [{"use_replay": False}, {"replay_dry_run": True}, {"replay_max_fraction": 0.0}])
-def test_a_run_in_which_nothing_was_replayed_is_not_tagged(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_run_in_which_nothing_was_replayed_is_not_tagged(tmp_path, settings):
     trainer = trained(tmp_path, **settings)
     assert "_tag_names" not in vars(trainer)
     assert "trl-replay" not in trainer.model.model_tags
 
 
 @pytest.mark.parametrize("broken", ["raises", "is missing", "is no list"])
-def test_a_model_that_cant_be_tagged_trains_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_a_model_that_cant_be_tagged_trains_to_the_same_bits(tmp_path, monkeypatch, broken):
     before = weights_hash(trained(tmp_path / "tagged"))
     make = make_trainer(tmp_path / "made", Rewards(*SCRIPT))
     if broken == "is no list":

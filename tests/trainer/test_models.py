@@ -1,9 +1,5 @@
 """Models: adapters, checkpointed activations, autocast, weights in bfloat16, compiled models."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from releases import INTERPRETED
@@ -20,7 +16,7 @@ SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 LAYERS = {"target_modules": ["q_proj", "v_proj"]}
 
 
-def test_replay_goes_with_lora_dropout(tmp_path: Any) -> None:
+def test_replay_goes_with_lora_dropout(tmp_path):
     from peft import LoraConfig
 
     adapter = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", lora_dropout=0.1)
@@ -29,7 +25,7 @@ def test_replay_goes_with_lora_dropout(tmp_path: Any) -> None:
     replay(trainer)
 
 
-def adapter(method: str, **settings: Any) -> Any:
+def adapter(method, **settings):
     import peft
 
     return getattr(peft, f"{method}Config")(task_type="CAUSAL_LM", **settings)
@@ -51,9 +47,7 @@ def adapter(method: str, **settings: Any) -> Any:
         ("PrefixTuning", {"num_virtual_tokens": 3}),
     ],
 )
-def test_the_stored_reference_is_the_base_model_whatever_the_adapter(
-    tmp_path: Any, method: str, settings: Any
-) -> None:
+def test_the_stored_reference_is_the_base_model_whatever_the_adapter(tmp_path, method, settings):
     """Held against a forward of the base model that never had an adapter."""
     chosen = {"peft_config": adapter(method, **settings)}
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, arguments=chosen, beta=0.1, max_steps=4)
@@ -80,18 +74,18 @@ def test_the_stored_reference_is_the_base_model_whatever_the_adapter(
 
 
 @pytest.mark.parametrize("bias", ["all", "lora_only"])
-def test_an_adapter_that_trains_the_reference_along_is_refused(tmp_path: Any, bias: str) -> None:
+def test_an_adapter_that_trains_the_reference_along_is_refused(tmp_path, bias):
     chosen = {"peft_config": adapter("Lora", **LAYERS, bias=bias)}
     with pytest.raises(RefusedError, match=rf"bias='{bias}' .*beta=0.1.* Use bias='none', or set beta=0"):
         trl_replay.attach(build(tmp_path / "on", Rewards(*SCRIPT), arguments=chosen, beta=0.1))
     trl_replay.attach(build(tmp_path / "off", Rewards(*SCRIPT), arguments=chosen))
 
 
-def test_a_second_active_adapter_is_refused_with_a_reference(tmp_path: Any) -> None:
+def test_a_second_active_adapter_is_refused_with_a_reference(tmp_path):
     """TRL 1.16 activates `model.active_adapter`, which is one, after it has computed the reference's log-probs."""
     from peft import get_peft_model
 
-    def model() -> Any:
+    def model():
         made = get_peft_model(make_model(make_tokenizer()), adapter("Lora", **LAYERS))
         made.add_adapter("other", adapter("Lora", **LAYERS))
         made.base_model.set_adapter(["default", "other"])
@@ -102,11 +96,11 @@ def test_a_second_active_adapter_is_refused_with_a_reference(tmp_path: Any) -> N
     trl_replay.attach(build(tmp_path / "off", Rewards(*SCRIPT), model=model()))
 
 
-def test_replay_is_right_with_gradient_checkpointing(tmp_path: Any) -> None:
+def test_replay_is_right_with_gradient_checkpointing(tmp_path):
     replay(build(tmp_path, Rewards(*SCRIPT), gradient_checkpointing=True))
 
 
-def test_replay_is_right_under_bfloat16_autocast(tmp_path: Any) -> None:
+def test_replay_is_right_under_bfloat16_autocast(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT), bf16=True, learning_rate=3e-2)
     trainer.independent = False  # a second forward outside autocast would round elsewhere
     session, _ = replay(trainer)
@@ -115,13 +109,13 @@ def test_replay_is_right_under_bfloat16_autocast(tmp_path: Any) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="PyTorch can't compile a kernel that Triton interprets")
 @pytest.mark.filterwarnings("ignore")
-def test_replay_is_right_with_a_compiled_model(tmp_path: Any) -> None:
+def test_replay_is_right_with_a_compiled_model(tmp_path):
     """With the eager backend: inductor needs a C++ compiler. While it traces, warnings are torch's own."""
     trainer = build(tmp_path, Rewards(*SCRIPT), torch_compile=True, torch_compile_backend="eager", max_steps=3)
     replay(trainer)
 
 
-def test_bfloat16_weights_store_log_probs_as_they_were_computed(tmp_path: Any) -> None:
+def test_bfloat16_weights_store_log_probs_as_they_were_computed(tmp_path):
     model = make_model(make_tokenizer()).to(torch.bfloat16)
     trainer = build(tmp_path, Rewards(*SCRIPT), model=model)
     trainer.independent = False

@@ -1,9 +1,6 @@
 """What log-probs differ by at equal weights is no staleness: rounding in half precision, and dropout."""
 
-from __future__ import annotations
-
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -25,18 +22,18 @@ CLIPS_NARROWLY = {
 class Measured(TrainerCallback):
     """Looks at the session whenever the trainer has logged."""
 
-    def __init__(self, look: Any) -> None:
+    def __init__(self, look):
         self.look = look
 
-    def on_log(self, *_: Any, **__: Any) -> None:
+    def on_log(self, *_, **__):
         self.look()
 
 
-def digit(completions: list[str], **_: Any) -> list[float]:
+def digit(completions, **_):
     return [float(text[:1] in "012345") for text in completions]
 
 
-def model(scale: float = 12.0, **settings: Any) -> Any:
+def model(scale=12.0, **settings):
     """One whose activations are as large as a trained model's, which bfloat16 rounds as coarsely."""
     made = make_model(make_tokenizer(), **settings)
     with torch.no_grad():
@@ -45,24 +42,24 @@ def model(scale: float = 12.0, **settings: Any) -> Any:
     return made
 
 
-def trained(folder: Any, *, knows: bool = True, **settings: Any) -> tuple[Any, Any]:
+def trained(folder, *, knows=True, **settings):
     """A run of replay whose batches differ in shape; `knows`: whether it goes by the noise."""
     trainer = build(folder, digit, PROMPTS, model=model(), **{**CLIPS_NARROWLY, **settings}, trainer_class=GRPOTrainer)
     session = trl_replay.attach(trainer, replay_start=0, replay_selector="always(share=0.5)", replay_record="forward")
     if not knows:
         session.components.loss.bounds.noise = None
-    metrics: list[dict[str, float]] = []
+    metrics = []
     trainer.add_callback(Measured(lambda: metrics.append(session.metrics)))
     trainer.train()
     assert session.totals.counters["replaced"] > 10
     return metrics, session
 
 
-def values(metrics: list[dict[str, float]], name: str = "replay/clip_ratio") -> list[float]:
+def values(metrics, name="replay/clip_ratio"):
     return [one[name] for one in metrics if name in one]
 
 
-def test_coarse_rounding_in_half_precision_is_not_taken_for_a_model_that_reads_the_padding(tmp_path: Any) -> None:
+def test_coarse_rounding_in_half_precision_is_not_taken_for_a_model_that_reads_the_padding(tmp_path):
     """As Gemma 3 270M's is, by 0.11 nats a token. Warnings are errors."""
     coarse = model(24.0, hidden_size=64, layers=4)
     session = trl_replay.attach(build(tmp_path, digit, PROMPTS, model=coarse, bf16=True))
@@ -70,7 +67,7 @@ def test_coarse_rounding_in_half_precision_is_not_taken_for_a_model_that_reads_t
 
 
 @pytest.mark.parametrize("bf16", [True, False])
-def test_at_rate_0_no_replayed_row_is_clipped(tmp_path: Any, bf16: bool) -> None:
+def test_at_rate_0_no_replayed_row_is_clipped(tmp_path, bf16):
     metrics, _ = trained(tmp_path, bf16=bf16, learning_rate=0.0)
     assert max(values(metrics)) == 0.0
     assert (max(values(metrics, "replay/drift_mean")) > 1e-3) == bf16, (
@@ -78,12 +75,12 @@ def test_at_rate_0_no_replayed_row_is_clipped(tmp_path: Any, bf16: bool) -> None
     )
 
 
-def test_without_the_noise_replayed_rows_are_clipped_at_rate_0(tmp_path: Any) -> None:
+def test_without_the_noise_replayed_rows_are_clipped_at_rate_0(tmp_path):
     metrics, _ = trained(tmp_path, knows=False, bf16=True, learning_rate=0.0)
     assert max(values(metrics)) > 0.5
 
 
-def test_at_an_ordinary_rate_as_many_rows_are_clipped_as_in_single_precision(tmp_path: Any) -> None:
+def test_at_an_ordinary_rate_as_many_rows_are_clipped_as_in_single_precision(tmp_path):
     shares = []
     for bf16 in (True, False):
         metrics, _ = trained(tmp_path, bf16=bf16, learning_rate=3e-3, max_steps=60)
@@ -92,7 +89,7 @@ def test_at_an_ordinary_rate_as_many_rows_are_clipped_as_in_single_precision(tmp
     assert shares[1] > 0.4
 
 
-def test_the_noise_is_known_at_attach_and_told(tmp_path: Any) -> None:
+def test_the_noise_is_known_at_attach_and_told(tmp_path):
     told = {}
     for bf16 in (True, False):
         trainer = build(tmp_path, digit, model=model(), bf16=bf16, trainer_class=GRPOTrainer)
@@ -105,7 +102,7 @@ def test_the_noise_is_known_at_attach_and_told(tmp_path: Any) -> None:
     assert told[False] < 1e-5 < 1e-3 < told[True]
 
 
-def test_dropout_in_the_losss_forward_is_told_with_its_share_and_the_remedy(tmp_path: Any) -> None:
+def test_dropout_in_the_losss_forward_is_told_with_its_share_and_the_remedy(tmp_path):
     """TRL's disable_dropout leaves attention alone, which drops by a number in the model's config."""
     settings = {"disable_dropout": True, "trainer_class": GRPOTrainer}
     trainer = build(tmp_path, digit, model=model(attention_dropout=0.2), **settings)
@@ -117,7 +114,7 @@ def test_dropout_in_the_losss_forward_is_told_with_its_share_and_the_remedy(tmp_
     assert "% of it dropout" in session.explain()
 
 
-def test_lora_dropout_is_told_and_turned_off_by_disable_dropout(tmp_path: Any) -> None:
+def test_lora_dropout_is_told_and_turned_off_by_disable_dropout(tmp_path):
     from peft import LoraConfig
 
     adapter = LoraConfig(r=4, lora_dropout=0.3, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
@@ -131,10 +128,10 @@ def test_lora_dropout_is_told_and_turned_off_by_disable_dropout(tmp_path: Any) -
         assert (noise.dropout > 1e-3) == (not disable)
 
 
-def test_a_model_that_can_not_be_tried_is_said_so(tmp_path: Any) -> None:
+def test_a_model_that_can_not_be_tried_is_said_so(tmp_path):
     trainer = build(tmp_path, digit, trainer_class=GRPOTrainer)
 
-    def fails(*_: Any, **__: Any) -> Any:
+    def fails(*_, **__):
         raise ValueError("this model takes no rows of others.")
 
     trainer.model.forward = fails

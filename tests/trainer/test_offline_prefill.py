@@ -134,7 +134,7 @@ def test_145_messages_to_which_an_environment_adds_are_refused(tmp_path):
         def reset(self, **kwargs):
             return " It is dark."
 
-        def look(self) -> str:
+        def look(self):
             """Looks around.
 
             Returns:

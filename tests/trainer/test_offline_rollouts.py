@@ -1,7 +1,5 @@
 """Rows from elsewhere in the place of what the trainer generates: checked afterwards, and noticed by nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Rows of files without a reward are scored by the trainer's functions, exactly as completions that it generates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -209,7 +207,7 @@ def test_rewards_of_an_environment_are_not_made_up(tmp_path):
         def reset(self, **_):
             return ""
 
-        def look(self) -> str:
+        def look(self):
             """Looks around.
 
             Returns:

@@ -1,11 +1,7 @@
 """The hooks `trl_replay_plan` and `trl_replay_eligible`: what a plugin makes of rows is what the loss trains on."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,21 +19,21 @@ PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
 
 
-def of_page(words: str) -> Callable[..., Any]:
+def of_page(words):
     """The plugin of docs/hooks.md behind these words."""
-    code = re.search(r"```pyt?h?o?n?\n(.*?)```", PAGE[PAGE.index(words) :], re.DOTALL)[1]  # type: ignore[index]
+    code = re.search(r"```pyt?h?o?n?\n(.*?)```", PAGE[PAGE.index(words) :], re.DOTALL)[1]
     assert len(code.strip().splitlines()) <= 15
-    namespace: dict[str, Any] = {"np": np, "hookimpl": hookimpl}
+    namespace = {"np": np, "hookimpl": hookimpl}
     exec(code, namespace)
-    return namespace["trl_replay_plan"]  # type: ignore[no-any-return]
+    return namespace["trl_replay_plan"]
 
 
-def flags_of(steps: list[Any]) -> list[list[int]]:
+def flags_of(steps):
     """The second column of the row ids of each batch that was trained on."""
     return [out[ROWS][:, 1].tolist() for _, out in steps]
 
 
-def by_hand(folder: Path, plan: Callable[..., Any], settings: Any = None, **replay: Any) -> Any:
+def by_hand(folder, plan, settings=None, **replay):
     """Trains with every batch, loss and gradient by hand; returns session and watch."""
     training = {"max_steps": 7, "max_completion_length": 6, "learning_rate": 1e-2, **(settings or {})}
     with plugin(plan=plan):
@@ -47,10 +43,8 @@ def by_hand(folder: Path, plan: Callable[..., Any], settings: Any = None, **repl
 
 @pytest.mark.generates
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo"])
-def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_denominator(
-    tmp_path: Path, loss: str
-) -> None:
-    def mask(plan: Any, groups: Any, table: Any) -> None:
+def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_denominator(tmp_path, loss):
+    def mask(plan, groups, table):
         plan.masked |= plan.column(table.row_length, groups.lengths) % 3 == 0
 
     session, watch = by_hand(tmp_path, mask, {"loss_type": loss})
@@ -63,10 +57,10 @@ def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_deno
 
 
 @pytest.mark.parametrize("way", ["masked", "silent", "advantages"])
-def test_172_a_plan_that_leaves_nothing_to_train_on_is_told(tmp_path: Path, way: str) -> None:
+def test_172_a_plan_that_leaves_nothing_to_train_on_is_told(tmp_path, way):
     """Of the last batches one group is live, and two are filled."""
 
-    def nothing(plan: Any) -> None:
+    def nothing(plan):
         setattr(plan, way, np.zeros_like(plan.advantages) if way == "advantages" else np.ones_like(plan.masked))
 
     run = train(tmp_path, [LIVE, HALF, LIVE], [LIVE, DEAD, DEAD], hooks={"plan": nothing})
@@ -80,11 +74,11 @@ def test_172_a_plan_that_leaves_nothing_to_train_on_is_told(tmp_path: Path, way:
 
 
 @pytest.mark.parametrize("iterations", ["same", "replay"])
-def test_the_plugin_of_the_page_that_drops_the_kl_term_of_old_rows(tmp_path: Path, iterations: str) -> None:
+def test_the_plugin_of_the_page_that_drops_the_kl_term_of_old_rows(tmp_path, iterations):
     drop = of_page("older than 10 updates")
     seen = []
 
-    def plan(plan: Any, groups: Any, table: Any, context: Any) -> None:
+    def plan(plan, groups, table, context):
         drop(plan, groups, table, context)
         ages = {entry: context.update - int(table.update[entry]) for entry, _ in plan.drawn()}
         old = np.isin(plan.entry, [entry for entry, age in ages.items() if age > 10])
@@ -100,10 +94,10 @@ def test_the_plugin_of_the_page_that_drops_the_kl_term_of_old_rows(tmp_path: Pat
 
 
 @pytest.mark.generates
-def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path: Path) -> None:
+def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path):
     code = of_page("## `trl_replay_plan(")
 
-    def shorter(plan: Any, groups: Any, table: Any, context: Any) -> None:
+    def shorter(plan, groups, table, context):
         class Stretched:
             row_length = table.row_length * 300
 
@@ -115,7 +109,7 @@ def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path: Path) -> Non
         assert [bool(flag & EXCLUDED) for flag in flags] == (out["completion_mask"].sum(dim=1) > 3).tolist()
 
 
-def test_the_plugin_of_the_page_that_copies_the_best_group(tmp_path: Path) -> None:
+def test_the_plugin_of_the_page_that_copies_the_best_group(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT), loss_type="grpo", max_steps=7)
     with plugin(plan=of_page("a copy of the batch's best")):
         session = compared(trainer, {"replay_buffer_size": 0, "replay_plugins": "mine"}, batches=False)
@@ -129,10 +123,8 @@ def test_the_plugin_of_the_page_that_copies_the_best_group(tmp_path: Path) -> No
     assert session.metrics["replay/dead_fraction_after"] == 0.0
 
 
-def test_silent_rows_count_in_the_denominator_and_changed_advantages_are_trained_on_and_not_stored(
-    tmp_path: Path,
-) -> None:
-    def plan(plan: Any) -> None:
+def test_silent_rows_count_in_the_denominator_and_changed_advantages_are_trained_on_and_not_stored(tmp_path):
+    def plan(plan):
         plan.silent[:, 0] = True
         plan.advantages = plan.advantages * 0.5
 
@@ -147,10 +139,10 @@ def test_silent_rows_count_in_the_denominator_and_changed_advantages_are_trained
             assert min(abs(stored * 0.5 - advantages.numpy()).max(axis=1)) < 1e-6
 
 
-def edit(**columns: Any) -> Callable[..., None]:
+def edit(**columns):
     """A plugin's function that writes columns."""
 
-    def plan(plan: Any) -> None:
+    def plan(plan):
         for name, value in columns.items():
             setattr(plan, name, value(plan) if callable(value) else value)
 
@@ -179,15 +171,13 @@ def edit(**columns: Any) -> Callable[..., None]:
         (lambda plan: 3, "returned a value"),
     ],
 )
-def test_an_edit_that_a_plan_does_not_allow_names_the_plugin(
-    tmp_path: Path, change: Callable[..., Any], words: str
-) -> None:
+def test_an_edit_that_a_plan_does_not_allow_names_the_plugin(tmp_path, change, words):
     with pytest.raises((ResultError, HookError), match=words) as raised:
         train(tmp_path, *SCRIPT, hooks={"plan": change}, max_steps=2)
     assert "mine" in str(raised.value)
 
 
-def test_nothing_is_taken_back(tmp_path: Path) -> None:
+def test_nothing_is_taken_back(tmp_path):
     masks = {
         "advantages": lambda groups: np.where(groups.lengths > 2, np.nan, groups.advantages),
         "plan": edit(masked=lambda plan: np.zeros_like(plan.masked)),
@@ -196,8 +186,8 @@ def test_nothing_is_taken_back(tmp_path: Path) -> None:
         train(tmp_path, *SCRIPT, hooks=masks, max_steps=2)
 
 
-def test_a_copy_of_masked_rows_stays_masked_too(tmp_path: Path) -> None:
-    def copy_and_unmask(plan: Any) -> None:
+def test_a_copy_of_masked_rows_stays_masked_too(tmp_path):
+    def copy_and_unmask(plan):
         plan.copy([1], [0])
         plan.masked[1] = False
 
@@ -206,10 +196,10 @@ def test_a_copy_of_masked_rows_stays_masked_too(tmp_path: Path) -> None:
         train(tmp_path, *SCRIPT, max_steps=2, replay_plugins=["mine", "masking"])  # the last one is called first
 
 
-def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it(tmp_path: Path) -> None:
+def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it(tmp_path):
     seen = []
 
-    def plan(plan: Any, groups: Any) -> None:
+    def plan(plan, groups):
         plan.masked[:, 1] = True
         seen.append(plan)
 
@@ -222,11 +212,11 @@ def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it
     assert run.counters["excluded"] > 0
 
 
-def test_142_a_setting_runs_after_a_plugin_that_asks_to_be_last(tmp_path: Path) -> None:
+def test_142_a_setting_runs_after_a_plugin_that_asks_to_be_last(tmp_path):
     seen = []
 
     @hookimpl(trylast=True)
-    def last(plan: Any) -> None:
+    def last(plan):
         seen.append(bool(plan.masked.any()))
 
     excluding = {"replay_unfilled": "exclude", "replay_buffer_size": 0, "max_steps": 3}
@@ -235,15 +225,15 @@ def test_142_a_setting_runs_after_a_plugin_that_asks_to_be_last(tmp_path: Path) 
     assert seen == [False] * 3
 
 
-def test_in_a_dry_run_nothing_is_treated(tmp_path: Path) -> None:
-    def plan(plan: Any) -> None:
+def test_in_a_dry_run_nothing_is_treated(tmp_path):
+    def plan(plan):
         raise AssertionError("called in a dry run")
 
     run = train(tmp_path, *SCRIPT, hooks={"plan": plan}, replay_dry_run=True, replay_unfilled="exclude")
     assert run.counters["excluded"] == 0
 
 
-def test_entries_that_a_plugin_holds_back_stay_stored_and_explain_says_why(tmp_path: Path) -> None:
+def test_entries_that_a_plugin_holds_back_stay_stored_and_explain_says_why(tmp_path):
     held = {"eligible": lambda table, context: {"on Mondays": np.ones(len(table), bool)}}
     session = train(tmp_path, *SCRIPT, hooks=held, replaced=0).session
     assert len(session.buffer) > 0
@@ -251,18 +241,18 @@ def test_entries_that_a_plugin_holds_back_stay_stored_and_explain_says_why(tmp_p
 
 
 @pytest.mark.parametrize("result", [[1], {"why": [1.0]}, {"why": np.ones(99, bool)}])
-def test_a_wrong_mask_of_eligible_entries_names_the_plugin(tmp_path: Path, result: Any) -> None:
+def test_a_wrong_mask_of_eligible_entries_names_the_plugin(tmp_path, result):
     with pytest.raises(ResultError, match=r"'mine'.*trl_replay_eligible.* bool of shape"):
         train(tmp_path, *SCRIPT, hooks={"eligible": lambda table, context: result})
 
 
-def test_what_a_plugin_notes_stands_in_explain(tmp_path: Path) -> None:
+def test_what_a_plugin_notes_stands_in_explain(tmp_path):
     noting = {"plan": lambda plan, context: context.note("it was Monday", int(plan.unfilled.sum()))}
     assert re.search(r"\d+ x it was Monday", train(tmp_path, *SCRIPT, hooks=noting).session.explain())
 
 
-def test_with_an_advantage_for_each_token_a_plan_masks_rows_and_changes_none(tmp_path: Path) -> None:
-    def widened(batch: Any) -> Any:
+def test_with_an_advantage_for_each_token_a_plan_masks_rows_and_changes_none(tmp_path):
+    def widened(batch):
         width = batch["completion_ids"].size(1)
         return {**batch, "advantages": batch["advantages"].unsqueeze(1).expand(-1, width).clone()}
 
@@ -273,5 +263,5 @@ def test_with_an_advantage_for_each_token_a_plan_masks_rows_and_changes_none(tmp
         train(tmp_path, *SCRIPT, hooks={"plan": edit(advantages=lambda plan: plan.advantages * 2)}, **settings)
 
 
-def test_batches_losses_and_gradients_are_those_by_hand_with_a_plugin_that_edits_nothing(tmp_path: Path) -> None:
+def test_batches_losses_and_gradients_are_those_by_hand_with_a_plugin_that_edits_nothing(tmp_path):
     by_hand(tmp_path, lambda plan: None)

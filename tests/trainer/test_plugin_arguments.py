@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,21 +17,21 @@ from trl_replay.testing import make_trainer
 class Scale:
     """Scales advantages, and offers a scorer of its own size."""
 
-    def __init__(self, by: float = 1.0, worth: float = 1.0) -> None:
+    def __init__(self, by=1.0, worth=1.0):
         if not by > 0:
             raise ValueError("by must be above 0")
         self.by = by
         self.worth = worth
 
-    def score(self, groups: Any, context: Any) -> Any:
+    def score(self, groups, context):
         return np.full(len(groups), self.worth)
 
     @trl_replay.hookimpl
-    def trl_replay_strategies(self) -> Iterator[ScorerSpec]:
+    def trl_replay_strategies(self):
         yield ScorerSpec("constant", lambda: self.score, "the same for all")
 
     @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+    def trl_replay_advantages(self, groups, context):
         return None if self.by == 1 else self.by * groups.advantages
 
 
@@ -42,24 +39,24 @@ class Plain:
     """Takes no arguments."""
 
     @trl_replay.hookimpl
-    def trl_replay_attached(self, session: Any) -> None:
+    def trl_replay_attached(self, session):
         pass
 
 
 @pytest.fixture(autouse=True)
-def registered(plug: Any) -> None:
+def registered(plug):
     plug(Scale(), "scale")
     plug(Plain(), "plain")
 
 
-def trained(folder: Path, **settings: Any) -> tuple[Any, list[float]]:
+def trained(folder, **settings):
     """The session after two updates, and the advantages that the first one trained on."""
     trainer = make_trainer(folder, Rewards([LIVE, HALF, DEAD]), max_steps=2)
     session = trl_replay.attach(trainer, replay_start=0, **settings)
-    seen: list[float] = []
+    seen = []
     loss = trainer._compute_loss
 
-    def watched(model: Any, inputs: Any) -> Any:
+    def watched(model, inputs):
         seen.extend(inputs["advantages"].tolist())
         return loss(model, inputs)
 
@@ -68,7 +65,7 @@ def trained(folder: Path, **settings: Any) -> tuple[Any, list[float]]:
     return session, seen[: len(seen) // 2]
 
 
-def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path: Path) -> None:
+def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path):
     _, stock = trained(tmp_path / "stock", replay_plugins=["scale"])
     session, halved = trained(tmp_path / "half", replay_plugins=["scale(by=0.5)"])
     assert any(stock)
@@ -77,15 +74,13 @@ def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path: Path) -> None:
     assert registry().plugins["scale"].object.by == 1.0, "other runs have the plugin as it was registered"
 
 
-def test_what_a_plugin_offers_has_its_arguments_too(tmp_path: Path) -> None:
+def test_what_a_plugin_offers_has_its_arguments_too(tmp_path):
     session, _ = trained(tmp_path, replay_scorer="scale/constant", replay_plugins=["scale(worth=3.0)"])
     assert len(session.buffer)
     assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
 
 
-def test_an_argument_that_is_not_named_stays_what_the_registered_plugin_was_made_with(
-    tmp_path: Path, plug: Any
-) -> None:
+def test_an_argument_that_is_not_named_stays_what_the_registered_plugin_was_made_with(tmp_path, plug):
     plug(Scale(by=0.5, worth=2.0), "halves")
     settings = {"replay_scorer": "halves/constant", "replay_plugins": ["halves(worth=3.0)"]}
     session, advantages = trained(tmp_path, **settings)
@@ -101,11 +96,11 @@ class Slotted:
     worth: float = 1.0
 
     @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+    def trl_replay_advantages(self, groups, context):
         return self.by * groups.advantages
 
 
-def test_141_a_plugin_with_slots_keeps_what_it_was_made_with(tmp_path: Path, plug: Any) -> None:
+def test_141_a_plugin_with_slots_keeps_what_it_was_made_with(tmp_path, plug):
     plug(Slotted(by=0.5), "slotted")
     _, advantages = trained(tmp_path, replay_plugins=["slotted(worth=2.0)"])
     assert max(advantages) < 1.0, "without it the largest is 1.5"
@@ -123,9 +118,7 @@ def test_141_a_plugin_with_slots_keeps_what_it_was_made_with(tmp_path: Path, plu
         (["scale", "scale(by=2.0)"], ConfigurationError, ["give each plugin once"]),
     ],
 )
-def test_arguments_that_can_not_be_used_are_refused_before_training(
-    tmp_path: Path, plugins: str | list[str], kind: type[Exception], told: list[str]
-) -> None:
+def test_arguments_that_can_not_be_used_are_refused_before_training(tmp_path, plugins, kind, told):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
     with pytest.raises(kind) as caught:
         trl_replay.attach(trainer, replay_plugins=plugins)
@@ -133,7 +126,7 @@ def test_arguments_that_can_not_be_used_are_refused_before_training(
     assert "_compute_loss" not in vars(trainer), "nothing is wrapped"
 
 
-def test_without_replay_nothing_is_looked_up(tmp_path: Path) -> None:
+def test_without_replay_nothing_is_looked_up(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
     config = ReplayConfig(use_replay=False, replay_plugins=["nobody(by=2)"])
     assert not trl_replay.attach(trainer, config).enabled

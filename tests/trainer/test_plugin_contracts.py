@@ -1,13 +1,9 @@
 """The contract suites of plugins: one that keeps its word passes, and each way of breaking it is noticed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import weakref
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,20 +32,20 @@ from trl_replay.testing import (
 class Counts:
     """Counts the batches of each session."""
 
-    def __init__(self) -> None:
-        self.batches: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    def __init__(self):
+        self.batches = weakref.WeakKeyDictionary()
 
     @hookimpl
-    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
+    def trl_replay_metrics(self, context):
         self.batches[context.table] = self.batches.get(context.table, 0) + 1
         return {"counts/batches": float(self.batches[context.table])}
 
     @hookimpl
-    def trl_replay_save(self, session: Any, directory: Path) -> None:
+    def trl_replay_save(self, session, directory):
         (directory / "counts.json").write_text(json.dumps(self.batches.get(session.buffer.table, 0)))
 
     @hookimpl
-    def trl_replay_load(self, session: Any, directory: Path) -> None:
+    def trl_replay_load(self, session, directory):
         if directory.is_dir():
             self.batches[session.buffer.table] = json.loads((directory / "counts.json").read_text())
 
@@ -57,64 +53,64 @@ class Counts:
 class CountsForAll(Counts):
     """Tells no session from another."""
 
-    def __init__(self) -> None:
-        self.batches = dict.fromkeys([], 0)  # type: ignore[assignment]
+    def __init__(self):
+        self.batches = dict.fromkeys([], 0)
 
     @hookimpl
-    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
+    def trl_replay_metrics(self, context):
         self.batches["all"] = self.batches.get("all", 0) + 1
         return {}
 
     @hookimpl
-    def trl_replay_save(self, session: Any, directory: Path) -> None:
+    def trl_replay_save(self, session, directory):
         (directory / "counts.json").write_text(json.dumps(self.batches.get("all", 0)))
 
     @hookimpl
-    def trl_replay_load(self, session: Any, directory: Path) -> None:
+    def trl_replay_load(self, session, directory):
         if directory.is_dir():
             self.batches["all"] = json.loads((directory / "counts.json").read_text())
 
 
 class Forgets(Counts):
     @hookimpl
-    def trl_replay_load(self, session: Any, directory: Path) -> None:
+    def trl_replay_load(self, session, directory):
         pass
 
 
 class NeedsItsFolder(Counts):
     @hookimpl
-    def trl_replay_load(self, session: Any, directory: Path) -> None:
+    def trl_replay_load(self, session, directory):
         self.batches[session.buffer.table] = json.loads((directory / "counts.json").read_text())
 
 
-def shapes(shape: Any) -> type:
+def shapes(shape):
     return plugin_class(advantages=shape)
 
 
-def chooses(choose: Any) -> type:
+def chooses(choose):
     return plugin_class(inputs=lambda groups_of_rows, context: choose(groups_of_rows))
 
 
 CALLS = itertools.count(1)
 
 
-def masks_old(plan: Any, groups: Any, table: Any, context: Any) -> None:
+def masks_old(plan, groups, table, context):
     """Masks stored rows, and as many fresh ones as it draws."""
     plan.masked |= plan.stored & (table.difficulty.max() > 0.8)
     plan.silent |= plan.fresh & (context.rng.random(plan.entry.shape) < 0.5)
 
 
-def unmasks(plan: Any) -> None:
+def unmasks(plan):
     plan.masked[:] = plan.entry == -(2**63)
     plan.kl[:] = True
     plan.masked[:, 0] = False
 
 
-def differs(plan: Any) -> None:
+def differs(plan):
     plan.advantages = np.where(plan.fresh, plan.advantages / next(CALLS), plan.advantages)
 
 
-def perform(suite: type, folder: Path, **attributes: Any) -> None:
+def perform(suite, folder, **attributes):
     contract = type("Suite", (suite,), attributes)()
     for name in vars(suite):
         if name.startswith("test_"):
@@ -130,16 +126,16 @@ def perform(suite: type, folder: Path, **attributes: Any) -> None:
         (InputsContract, chooses(lambda rows: rows[::-1])),
     ],
 )
-def test_a_plugin_that_keeps_its_contract_passes(tmp_path: Path, suite: type, plugin: type) -> None:
+def test_a_plugin_that_keeps_its_contract_passes(tmp_path, suite, plugin):
     perform(suite, tmp_path, plugin=plugin)
 
 
-def test_176_a_plan_that_reads_a_column_of_the_plugins_keeps_its_contract(tmp_path: Path) -> None:
+def test_176_a_plan_that_reads_a_column_of_the_plugins_keeps_its_contract(tmp_path):
     perform(PlanContract, tmp_path, plugin=plugin_class(plan=masks_old), columns={"difficulty": [0.5, 0.9]})
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_176_a_module_with_hooks_keeps_its_contract_under_its_own_name(tmp_path: Path, installed: bool) -> None:
+def test_176_a_module_with_hooks_keeps_its_contract_under_its_own_name(tmp_path, installed):
     module = ModuleType("my_replay")
     counts = Counts()
     vars(module).update({name: getattr(counts, name) for name in vars(Counts) if name.startswith("trl_replay_")})
@@ -154,11 +150,11 @@ def test_176_a_module_with_hooks_keeps_its_contract_under_its_own_name(tmp_path:
     assert saved.parent.name == ("mine" if installed else "under_test")
 
 
-def easiest(table: Any, count: int, context: Any) -> Any:
+def easiest(table, count, context):
     return np.argsort(-table.difficulty)[:count]
 
 
-STRATEGIES: list[tuple[type, Any]] = [
+STRATEGIES = [
     (SamplerContract, easiest),
     (EvictorContract, lambda table, context: table.difficulty),
     (ScorerContract, lambda groups, context: groups.reward_mean + context.table.difficulty.sum()),
@@ -170,7 +166,7 @@ STRATEGIES: list[tuple[type, Any]] = [
 
 
 @pytest.mark.parametrize(("suite", "strategy"), STRATEGIES)
-def test_176_strategies_may_read_columns_of_a_plugin(tmp_path: Path, suite: type, strategy: Any) -> None:
+def test_176_strategies_may_read_columns_of_a_plugin(tmp_path, suite, strategy):
     perform(suite, tmp_path, strategy=staticmethod(strategy), columns={"difficulty": 0.5})
     with pytest.raises((trl_replay.HookError, AttributeError), match="has no column 'difficulty'"):
         perform(suite, tmp_path, strategy=staticmethod(strategy))
@@ -195,12 +191,12 @@ def test_176_strategies_may_read_columns_of_a_plugin(tmp_path: Path, suite: type
         (PlanContract, plugin_class(plan=lambda plan: np.random.random() * 0 or None), "global generator was used"),
     ],
 )
-def test_a_plugin_that_breaks_its_contract_is_noticed(tmp_path: Path, suite: type, plugin: type, words: str) -> None:
+def test_a_plugin_that_breaks_its_contract_is_noticed(tmp_path, suite, plugin, words):
     with pytest.raises(Exception, match=words):
         perform(suite, tmp_path, plugin=plugin)
 
 
-def writes(rows: Any, context: Any) -> Corrected:
+def writes(rows, context):
     rows.advantages[:] = 0
     return Corrected(rows.behavior_logps)
 
@@ -215,12 +211,12 @@ def writes(rows: Any, context: Any) -> Corrected:
         (writes, "rows.advantages was changed"),
     ],
 )
-def test_a_correction_that_breaks_its_contract_is_noticed(tmp_path: Path, correction: Any, words: str) -> None:
+def test_a_correction_that_breaks_its_contract_is_noticed(tmp_path, correction, words):
     with pytest.raises((AssertionError, trl_replay.ResultError), match=words):
         perform(CorrectionContract, tmp_path, strategy=staticmethod(correction))
 
 
-def test_contexts_are_made_in_one_line() -> None:
+def test_contexts_are_made_in_one_line():
     context = make_inputs_context([{"prompt": "8="}, {"prompt": "9="}], make_prompts((5, 4, 99), (6, 2, 99)))
     assert context.prompts.get("pass_rate", [5, 6, 7], 0.0).tolist() == [1.0, 0.5, 0.0]
     assert context.new_prompts(1, skip=lambda row: row["prompt"] == "8=") == [{"prompt": "9="}]
@@ -229,16 +225,16 @@ def test_contexts_are_made_in_one_line() -> None:
     assert not make_groups([LIVE, DEAD]).masked.any()
 
 
-def at_most(entries: int, drops: bool) -> Any:
-    def at_most(table: Any, context: Any) -> Any:
+def at_most(entries, drops):
+    def at_most(table, context):
         return np.where(table.newer < entries, table.score, -np.inf)
 
-    at_most.drops = drops  # type: ignore[attr-defined]
+    at_most.drops = drops
     return at_most
 
 
 @pytest.mark.parametrize(("drops", "expected"), [(True, 2), (False, 8)])
-def test_an_evictor_that_says_so_drops_entries_where_there_is_room(tmp_path: Path, drops: bool, expected: int) -> None:
+def test_an_evictor_that_says_so_drops_entries_where_there_is_room(tmp_path, drops, expected):
     run = train(tmp_path, [LIVE, HALF, DEAD], prompts=("1=", "2=", "3="), replay_evictor=at_most(1, drops))
     assert len(run.table) == expected, "at most one entry of each of two prompts"
     assert run.counters["evicted"] == 8 - expected
@@ -246,13 +242,13 @@ def test_an_evictor_that_says_so_drops_entries_where_there_is_room(tmp_path: Pat
         assert run.table.update.tolist() == [3, 3], "the newest stay"
 
 
-def test_a_plugin_that_ranks_says_by_itself_whether_it_drops(tmp_path: Path) -> None:
+def test_a_plugin_that_ranks_says_by_itself_whether_it_drops(tmp_path):
     ranks = {"rank": lambda table, context: np.full(len(table), -np.inf)}
     assert len(train(tmp_path, [LIVE, HALF, DEAD], replay_evictor=at_most(1, True), hooks=ranks).table) == 8
 
 
-def test_metrics_are_told_of_the_fresh_groups_as_they_train(tmp_path: Path) -> None:
-    seen: list[Any] = []
+def test_metrics_are_told_of_the_fresh_groups_as_they_train(tmp_path):
+    seen = []
     watching = {
         "advantages": lambda groups: np.where(groups.reward == 0.0, np.nan, groups.advantages),
         "metrics": lambda context: seen.append(context.fresh) or {},
@@ -275,11 +271,11 @@ HOLDS = {
 """What the page on hooks says that a hook's context holds."""
 
 
-def test_a_context_holds_what_the_page_on_hooks_says(tmp_path: Path) -> None:
-    held: dict[str, set[str]] = {}
+def test_a_context_holds_what_the_page_on_hooks_says(tmp_path):
+    held = {}
 
-    def watch(hook: str) -> Any:
-        def watching(context: Any) -> None:
+    def watch(hook):
+        def watching(context):
             held[hook] = {name for name in ("slots", "prompts", "fresh") if getattr(context, name) is not None}
 
         return watching

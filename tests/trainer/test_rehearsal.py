@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ KINDS = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: Any) -> Any:
+def trainer(tmp_path_factory):
     """One that no test here trains: 3 groups of 4 rows."""
     return make_trainer(tmp_path_factory.mktemp("trainer"), Rewards([LIVE, DEAD, DEAD]))
 
 
-def attach(trainer: Any, **settings: Any) -> Any:
+def attach(trainer, **settings):
     with trl_replay.attached(trainer, **settings) as session:
         return session
 
@@ -33,15 +33,15 @@ def attach(trainer: Any, **settings: Any) -> Any:
 class Raising:
     """A broken strategy of each kind; made by its name, as a plugin's would be."""
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *given):
         raise ZeroDivisionError("no luck")
 
 
-def ones(rows: Any) -> Any:
+def ones(rows):
     return torch.ones_like(rows.logps)
 
 
-def rows_like(slots: Any, *row: float) -> Any:
+def rows_like(slots, *row):
     return np.resize(row, slots.advantages.shape)
 
 
@@ -103,9 +103,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("kind", "strategy", "words"), WRONG, ids=range(len(WRONG)))
-def test_a_wrong_result_is_refused_with_setting_value_and_remedy(
-    trainer: Any, kind: str, strategy: Any, words: str
-) -> None:
+def test_a_wrong_result_is_refused_with_setting_value_and_remedy(trainer, kind, strategy, words):
     with pytest.raises(ConfigurationError, match=words) as refused:
         attach(trainer, **{f"replay_{kind}": strategy, "replay_advantages": "stored"})
     text = str(refused.value)
@@ -116,18 +114,18 @@ def test_a_wrong_result_is_refused_with_setting_value_and_remedy(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_raises_is_refused_whatever_its_kind(trainer: Any, kind: str) -> None:
+def test_what_raises_is_refused_whatever_its_kind(trainer, kind):
     with pytest.raises(ConfigurationError, match=f"replay_{kind}=.*: ZeroDivisionError: no luck.") as refused:
         attach(trainer, **{f"replay_{kind}": f"{__name__}:Raising"})
     assert isinstance(refused.value.__cause__, ZeroDivisionError)
 
 
-def of_tokens(rows: Any, context: Any) -> Any:
+def of_tokens(rows, context):
     """A weight for each token."""
     return Corrected(rows.logps, (rows.logps - rows.behavior_logps).exp().clamp(max=2) * rows.mask)
 
 
-def test_166_token_weights_of_ones_own_are_refused_where_a_row_has_one_ratio(tmp_path: Any) -> None:
+def test_166_token_weights_of_ones_own_are_refused_where_a_row_has_one_ratio(tmp_path):
     """As a built-in's are, and not only when the first row is replayed."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), importance_sampling_level="sequence")
     with pytest.raises(ConfigurationError, match=r"'of_tokens' can't be used.*exact only with .*_level='token'"):
@@ -135,7 +133,7 @@ def test_166_token_weights_of_ones_own_are_refused_where_a_row_has_one_ratio(tmp
     attach(trainer, replay_correction=lambda rows, context: Corrected(rows.logps, rows.mask.float()))
 
 
-def test_every_built_in_strategy_passes(trainer: Any) -> None:
+def test_every_built_in_strategy_passes(trainer):
     for kind in KINDS:
         for owner, spec in registry().strategies(kind):
             if owner.name in (BUILTIN, "freshness"):
@@ -150,11 +148,11 @@ class Counting:
 
     made: ClassVar[list[Counting]] = []
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = 0
         self.made.append(self)
 
-    def __call__(self, table: Any, count: int, context: Any) -> Any:
+    def __call__(self, table, count, context):
         self.calls += 1
         context.rng.random(7)
         random.random()
@@ -163,8 +161,8 @@ class Counting:
         return np.arange(min(count, len(table)))
 
 
-def test_what_is_tried_is_not_what_is_used(trainer: Any) -> None:
-    seen: list[int] = []
+def test_what_is_tried_is_not_what_is_used(trainer):
+    seen = []
     states = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
     session = attach(trainer, replay_sampler=f"{__name__}:Counting")
     assert (states[1], states[2]) == (str(np.random.get_state()), torch.get_rng_state().tolist())
@@ -179,17 +177,17 @@ def test_what_is_tried_is_not_what_is_used(trainer: Any) -> None:
     assert (ready.calls, seen) == (0, []), "a ready-made object can't be made again, and is not tried"
 
 
-def test_a_strategy_that_needs_its_plugins_columns_is_not_refused(trainer: Any) -> None:
+def test_a_strategy_that_needs_its_plugins_columns_is_not_refused(trainer):
     seen = trl_replay.EvictorSpec("seen", lambda: lambda table, context: table.seen, "by a column of its own")
     with plugin("columns", strategies=lambda: [seen], admitted=lambda table, rows: None):  # which would write it
         attach(trainer, replay_evictor="columns/seen")
 
 
-def test_without_a_buffer_nothing_is_tried(trainer: Any) -> None:
+def test_without_a_buffer_nothing_is_tried(trainer):
     attach(trainer, replay_buffer_size=0, replay_scorer=f"{__name__}:Raising")
 
 
-def test_training_is_the_same_bit_for_bit_with_and_without_a_trial(tmp_path: Any, monkeypatch: Any) -> None:
+def test_training_is_the_same_bit_for_bit_with_and_without_a_trial(tmp_path, monkeypatch):
     hashes = []
     for tried in (True, False):
         if not tried:

@@ -1,10 +1,5 @@
 """Iterations 2 … num_iterations on groups drawn anew (`replay_iterations`), and whose KL term counts (`replay_kl`)."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import resuming
 import torch
@@ -25,35 +20,35 @@ NEWER = (("dapo, 0.37", since("1.10.0", "an entropy bonus that is a mean over th
          ("entropy bonus", since("1.8.0", "the entropy bonus")))  # fmt: skip
 
 
-def marked(name: str) -> Any:
+def marked(name):
     return pytest.param(name, marks=[mark for words, mark in NEWER if words in name][:1])
 
 
 @pytest.mark.parametrize("name", [marked(name) for name in (*FURTHER, *ENTROPY)])
-def test_78_loss_and_gradient_of_every_iteration_are_those_by_hand_with(tmp_path: Path, name: str) -> None:
+def test_78_loss_and_gradient_of_every_iteration_are_those_by_hand_with(tmp_path, name):
     follow(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", OF_REFERENCE)
-def test_the_kl_term_counts_of_the_rows_that_are_asked_for(tmp_path: Path, name: str) -> None:
+def test_the_kl_term_counts_of_the_rows_that_are_asked_for(tmp_path, name):
     _, session = follow(tmp_path, name)
     stored = session.entry(int(session.buffer.table.serial[0]))
     assert ("ref_per_token_logps" in session.buffer.load(stored.serial).keys) == ("of all rows" in name)
 
 
-def referred(folder: Path, **settings: Any) -> Any:
+def referred(folder, **settings):
     """A trainer with a reference model."""
     defaults = {"beta": 0.3, "num_iterations": 2, "max_steps": 10, "trainer_class": Checked}
     return make_trainer(folder, Rewards(*REFERRED), **{**defaults, **settings})
 
 
-def test_79_a_copy_of_a_live_group_has_its_reference_log_probs(tmp_path: Path) -> None:
+def test_79_a_copy_of_a_live_group_has_its_reference_log_probs(tmp_path):
     settings = {"beta": 0.3, "max_steps": 2, "replay_kl": "fresh", "replay_unfilled": "intra_batch"}
     first = train(tmp_path, [LIVE, DEAD, HALF], **settings).logged("kl")[0]
     assert first == pytest.approx(0.0, abs=1e-7), "the policy is the reference model before the first update"
 
 
-def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_trains(tmp_path: Path) -> None:
+def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_trains(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(
         trl_replay.RefusedError, match=r"(?s)beta=0: set beta=0.1.*to copy: GRPOConfig\(beta=0.1, num_iterations=2\)"
@@ -68,18 +63,18 @@ def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_train
     assert session.totals.counters["iterated"] > 0
 
 
-def test_all_wrong_groups_stay_fresh_where_their_kl_counts(tmp_path: Path) -> None:
+def test_all_wrong_groups_stay_fresh_where_their_kl_counts(tmp_path):
     """All-right groups are replaced."""
     run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE], beta=0.1, replay_kl="all_wrong")
     assert whole_slots(run) == [[False] * 3, [False, True, False], [False, True, False], [False, True, False]]
 
 
-def whole_slots(run: Any) -> list[list[bool]]:
+def whole_slots(run):
     return [(batch[ROWS][:, 0] < 0).view(-1, 4).all(dim=1).tolist() for _, batch in run.steps]
 
 
-def test_137_a_selector_has_the_whole_batch_where_all_wrong_groups_stay(tmp_path: Path) -> None:
-    seen: list[int] = []
+def test_137_a_selector_has_the_whole_batch_where_all_wrong_groups_stay(tmp_path):
+    seen = []
     run = train(
         tmp_path, [LIVE, HALF, LIVE], [RIGHT, DEAD, LIVE], beta=0.1, replay_kl="all_wrong", replay_record="loss",
         replay_selector="always(share=0.34)",
@@ -89,14 +84,14 @@ def test_137_a_selector_has_the_whole_batch_where_all_wrong_groups_stay(tmp_path
     assert whole_slots(run)[1:] == [[True, False, False]] * 3, "a share of the batch is a group"
 
 
-def test_81_where_all_wrong_groups_stay_fresh_explain_says_so(tmp_path: Path) -> None:
+def test_81_where_all_wrong_groups_stay_fresh_explain_says_so(tmp_path):
     run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD, LIVE, DEAD], replaced=0, beta=0.1, replay_kl="all_wrong")
     told = run.session.explain()
     assert "x all-wrong groups stay: replay_kl='all_wrong' trains their KL term" in told
     assert "the selector chose none" not in told
 
 
-def test_82_a_pause_leaves_the_counts_of_rollouts_and_updates_right(tmp_path: Path) -> None:
+def test_82_a_pause_leaves_the_counts_of_rollouts_and_updates_right(tmp_path):
     pause = {4: lambda session: session.pause(), 16: lambda session: session.resume()}
     run = train(tmp_path, [LIVE, HALF, DEAD], at=pause, num_iterations=2, max_steps=20, **REPLAY)
     assert run.logged("replay/rollouts")[-1] == 10 * 12
@@ -105,7 +100,7 @@ def test_82_a_pause_leaves_the_counts_of_rollouts_and_updates_right(tmp_path: Pa
     assert run.session.step.template is None, "no batch is kept"
 
 
-def test_a_composed_batch_that_is_trained_on_again_in_a_pause_has_its_correction(tmp_path: Path) -> None:
+def test_a_composed_batch_that_is_trained_on_again_in_a_pause_has_its_correction(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=6, learning_rate=2e-2)
     trainer.gradients, trainer.correction = True, "ratio"
     session = trl_replay.attach(trainer, **REPLAY)
@@ -117,15 +112,15 @@ def test_a_composed_batch_that_is_trained_on_again_in_a_pause_has_its_correction
     assert trainer.compared[5][2] > 0, "the third iteration trains on the replayed rows of the first"
 
 
-def batches_drawn(session: Any) -> list[Any]:
+def batches_drawn(session):
     """From now on, the batch of each further iteration."""
-    drawn: list[Any] = []
+    drawn = []
     iterate = session.step.iterate
     session.step.iterate = lambda template: drawn.append(iterate(template)) or drawn[-1]
     return drawn
 
 
-def test_a_batch_of_a_further_iteration_holds_distinct_stored_groups_and_empty_slots(tmp_path: Path) -> None:
+def test_a_batch_of_a_further_iteration_holds_distinct_stored_groups_and_empty_slots(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), num_iterations=2, max_steps=4)
     drawn = batches_drawn(trl_replay.attach(trainer, **REPLAY))
     trainer.train()
@@ -138,7 +133,7 @@ def test_a_batch_of_a_further_iteration_holds_distinct_stored_groups_and_empty_s
         assert len(set(map(tuple, batch["completion_ids"][stored].tolist()))) == 4 * groups
 
 
-def test_generated_groups_are_counted_once_a_generation(tmp_path: Path) -> None:
+def test_generated_groups_are_counted_once_a_generation(tmp_path):
     run = train(tmp_path, *SCRIPT, num_iterations=3, max_steps=12, **REPLAY)
     assert run.session.totals.batches == 4
     assert run.counters["generated"] == run.counters["groups"] == 12
@@ -151,14 +146,14 @@ def test_generated_groups_are_counted_once_a_generation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "evaluation", [{}, {"eval_strategy": "steps", "eval_steps": 1, "eval_prompts": ["1=", "12="]}]
 )
-def test_an_iteration_begins_once_also_where_the_trainer_evaluates(tmp_path: Path, evaluation: dict[str, Any]) -> None:
+def test_an_iteration_begins_once_also_where_the_trainer_evaluates(tmp_path, evaluation):
     trainer = make_trainer(tmp_path, resuming.digits, num_iterations=3, max_steps=9, **evaluation)
     drawn = batches_drawn(trl_replay.attach(trainer, **REPLAY))
     trainer.train()
     assert len(drawn) == 6
 
 
-def test_resumed_in_the_midst_of_iterations_trains_on(tmp_path: Path) -> None:
+def test_resumed_in_the_midst_of_iterations_trains_on(tmp_path):
     """Stock generates anew at once; candidates settle there, and nothing drawn is restored."""
     settings = {"num_iterations": 4, "max_steps": 12, "save_steps": 6, **REPLAY}
     resuming.train(tmp_path, **{**settings, "max_steps": 6})
@@ -170,10 +165,8 @@ def test_resumed_in_the_midst_of_iterations_trains_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [4, 5, 6])
 @pytest.mark.parametrize("detaches", [False, True])
-def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(
-    tmp_path: Path, detaches: bool, at: int
-) -> None:
-    def end(session: Any) -> None:
+def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(tmp_path, detaches, at):
+    def end(session):
         trl_replay.detach(session.trainer) if detaches else session.pause()
 
     run = train(tmp_path, *SCRIPT, at={at: end}, num_iterations=3, max_steps=12, **REPLAY)
@@ -182,7 +175,7 @@ def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(
     assert ("_prepare_inputs" in run.trainer.__dict__) != detaches
 
 
-def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path: Path) -> None:
+def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=2)
     trl_replay.attach(trainer)
     assert "_prepare_inputs" not in trainer.__dict__
@@ -217,9 +210,7 @@ def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_at_attach(
-    tmp_path: Path, trainer: dict[str, Any], settings: dict[str, Any], words: str
-) -> None:
+def test_what_does_not_go_together_is_refused_at_attach(tmp_path, trainer, settings, words):
     made = make_trainer(tmp_path, Rewards(*SCRIPT), **trainer)
     with pytest.raises(trl_replay.RefusedError, match=words):
         trl_replay.attach(made, **{**REPLAY, **settings})

@@ -1,13 +1,8 @@
 """`replay_reward`: which reward function counts. Users pay sums: format, accuracy, length."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from scenarios import Run, Scenario, follow, train
+from scenarios import Scenario, follow, train
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -21,12 +16,12 @@ SPREAD = [0.1, 0.2, 0.3, 0.4]
 """Rewards of a length term: never equal."""
 
 
-def functions(*accuracy: Any, length: Any = SPREAD) -> list[Any]:
+def functions(*accuracy, length=SPREAD):
     """A length term that is never equal over a group, and accuracy."""
     return [Rewards([length] * 3, name="length"), Rewards(*accuracy, name="accuracy")]
 
 
-def accurate(folder: Path, *accuracy: Any, **settings: Any) -> Run:
+def accurate(folder, *accuracy, **settings):
     """Trains where accuracy counts."""
     return train(folder, **{"rewards": functions(*accuracy), "replay_reward": "accuracy", **settings})
 
@@ -34,7 +29,7 @@ def accurate(folder: Path, *accuracy: Any, **settings: Any) -> Run:
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 
 
-def test_groups_are_dead_by_the_function_that_counts_and_advantages_stay_trls(tmp_path: Path) -> None:
+def test_groups_are_dead_by_the_function_that_counts_and_advantages_stay_trls(tmp_path):
     by_sum = accurate(tmp_path / "sum", *SCRIPT, replay_reward=None, replaced=0)
     assert by_sum.counters["dead"] == 0, "the sum always differs"
     run = accurate(tmp_path / "accuracy", *SCRIPT)
@@ -50,7 +45,7 @@ def test_groups_are_dead_by_the_function_that_counts_and_advantages_stay_trls(tm
 @pytest.mark.parametrize(
     "settings", [{}, {"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}]
 )
-def test_the_loss_of_what_is_replayed_is_the_one_by_hand(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_the_loss_of_what_is_replayed_is_the_one_by_hand(tmp_path, settings):
     scenario = Scenario(
         {"max_steps": 6, **settings}, {"replay_reward": "accuracy"}, {"length": [[SPREAD] * 3], "accuracy": SCRIPT}
     )
@@ -64,27 +59,25 @@ OVERLONG = {"advantages": lambda groups: np.where(groups.lengths > 5, np.nan, gr
 
 @pytest.mark.generates
 @pytest.mark.parametrize("plugin", [{"hooks": OVERLONG}, {"replay_plugins": ["rloo"]}], ids=["overlong", "rloo"])
-def test_109_a_plugin_that_shapes_advantages_brings_no_dead_group_to_life(
-    tmp_path: Path, plugin: dict[str, Any]
-) -> None:
+def test_109_a_plugin_that_shapes_advantages_brings_no_dead_group_to_life(tmp_path, plugin):
     """By the function that counts, whose groups the sum never has equal."""
     run = accurate(tmp_path, [DEAD, DEAD, LIVE], **plugin)
     assert run.counters["dead"] >= 8
     assert (run.table.reward_mean > 0).all(), "of accuracy"
 
 
-def test_109_signs_of_groups_that_are_alike_by_the_function_train(tmp_path: Path) -> None:
+def test_109_signs_of_groups_that_are_alike_by_the_function_train(tmp_path):
     run = accurate(tmp_path, [DEAD, DEAD, LIVE], max_steps=2, replaced=0, replay_preset="sign_advantage")
     assert run.counters["dead"] == 0
 
 
-def test_109_a_mixed_group_that_is_alike_by_the_function_stays_fresh(tmp_path: Path) -> None:
+def test_109_a_mixed_group_that_is_alike_by_the_function_stays_fresh(tmp_path):
     settings = {"prompts": ["1=", "2=", "3="], "max_steps": 6, "replay_sampler": "same_prompt", "replaced": 0}
     run = accurate(tmp_path, [LIVE] * 3, [[1.0] * 4] * 3, replay_mixer=successes, **settings)
     assert run.reasons["a mixed group would have been dead"] > 0
 
 
-def successes(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+def successes(table, drawn, slots, context):
     """A stored success for the first row of each slot."""
     taken = np.full(slots.advantages.shape, -1)
     for slot, entry in enumerate(drawn[:, 0].tolist()):
@@ -94,7 +87,7 @@ def successes(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", [0.7, 100.1])
-def test_110_a_mask_on_a_dead_group_leaves_it_dead(tmp_path: Path, value: float) -> None:
+def test_110_a_mask_on_a_dead_group_leaves_it_dead(tmp_path, value):
     """TRL divides rounding errors of eight equal rewards by almost nothing; a plugin leaves these on other rows."""
     dead, live = [value] * 8, [value + 1, *[value] * 7]
     run = train(tmp_path, [dead, dead, live], hooks=OVERLONG, num_generations=8)
@@ -102,10 +95,10 @@ def test_110_a_mask_on_a_dead_group_leaves_it_dead(tmp_path: Path, value: float)
     assert (run.table.reward_std > 0.1).all()
 
 
-NOT_SCORED: Any = [None] * 4
+NOT_SCORED = [None] * 4
 
 
-def judged_by_sum(folder: Path, *script: Any, last: Any = HALF, **settings: Any) -> Run:
+def judged_by_sum(folder, *script, last=HALF, **settings):
     """Trains where the function that counts does not score the first group, and two functions alternate."""
     apart = Rewards(*script or [[[0.1, 0.2, 0.3, 0.9], DEAD, DEAD]], name="apart")
     right = Rewards([NOT_SCORED, LIVE, last], name="accuracy")
@@ -113,7 +106,7 @@ def judged_by_sum(folder: Path, *script: Any, last: Any = HALF, **settings: Any)
 
 
 @pytest.mark.parametrize("selector", ["min_range", "min_nontrivial", "pass_rate"])
-def test_111_a_live_group_that_the_function_does_not_score_keeps_its_place(tmp_path: Path, selector: str) -> None:
+def test_111_a_live_group_that_the_function_does_not_score_keeps_its_place(tmp_path, selector):
     """It is judged by the sum, which differs: another task, say."""
     run = judged_by_sum(tmp_path, replay_selector=selector, replay_record="loss", max_steps=6, last=DEAD)
     assert run.counters["stored"] > 8
@@ -121,13 +114,11 @@ def test_111_a_live_group_that_the_function_does_not_score_keeps_its_place(tmp_p
 
 
 @pytest.mark.parametrize("scorer", ["pass_rate", "freshness/abs_reward", "fresh_per/mean_abs_reward"])
-def test_111_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_the_sum(
-    tmp_path: Path, scorer: str
-) -> None:
+def test_111_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_the_sum(tmp_path, scorer):
     assert (judged_by_sum(tmp_path, replay_scorer=scorer, max_steps=2, replaced=0).table.score > 0.2).all()
 
 
-def test_111_gfpo_normalizes_the_sum_and_trains_groups_that_the_function_does_not_score(tmp_path: Path) -> None:
+def test_111_gfpo_normalizes_the_sum_and_trains_groups_that_the_function_does_not_score(tmp_path):
     advantages = []
     for which in (None, "accuracy"):
         settings = {"replay_reward": which, "replay_preset": "gfpo", "max_steps": 1, "replaced": 0}
@@ -138,7 +129,7 @@ def test_111_gfpo_normalizes_the_sum_and_trains_groups_that_the_function_does_no
 
 
 @pytest.mark.parametrize("least", [0.9, 0.7, 0.35, -0.1])
-def test_108_a_reward_of_the_least_of_a_success_is_one(tmp_path: Path, least: float) -> None:
+def test_108_a_reward_of_the_least_of_a_success_is_one(tmp_path, least):
     """TRL keeps rewards as float32: 0.9 is less than 0.9 there."""
     right, mixed, wrong = [least] * 4, [least, -1.0, -1.0, -1.0], [-1.0] * 4
     metrics = train(tmp_path, [right, mixed, wrong], max_steps=2, replay_pass_reward=least).session.metrics
@@ -146,7 +137,7 @@ def test_108_a_reward_of_the_least_of_a_success_is_one(tmp_path: Path, least: fl
     assert metrics["replay/all_wrong_fraction"] == pytest.approx(1 / 3)
 
 
-def test_the_dead_share_of_each_function_is_logged(tmp_path: Path) -> None:
+def test_the_dead_share_of_each_function_is_logged(tmp_path):
     run = accurate(tmp_path, [LIVE, DEAD, DEAD], replay_reward=None, replaced=0, max_steps=3)
     assert run.logged("replay/dead_fraction/accuracy") == pytest.approx([2 / 3] * 3)
     assert run.logged("replay/dead_fraction/length") == [0.0] * 3
@@ -156,33 +147,33 @@ def test_the_dead_share_of_each_function_is_logged(tmp_path: Path) -> None:
     assert not any(key.startswith("replay/dead_fraction/") for key in alone), "the same as dead_fraction"
 
 
-def test_solved_prompts_are_told_by_the_function_that_counts(tmp_path: Path) -> None:
+def test_solved_prompts_are_told_by_the_function_that_counts(tmp_path):
     """A format reward of 1 and no right answer: by the sum, everything passes."""
     session = accurate(tmp_path, rewards=functions([DEAD] * 3, length=[1.0] * 4), max_steps=12, replaced=0).session
     assert session.metrics["replay/lowest_fraction"] == 1.0
     assert "These prompts are solved" not in session.explain()
 
 
-def test_a_group_that_the_function_does_not_score_is_judged_by_the_sum(tmp_path: Path) -> None:
+def test_a_group_that_the_function_does_not_score_is_judged_by_the_sum(tmp_path):
     run = accurate(tmp_path, [NOT_SCORED, DEAD, LIVE], max_steps=3)
     assert run.counters["dead"] == 3, "the second group of each batch"
     assert "3 x a group was judged by the weighted sum" in run.session.explain()
 
 
 @pytest.mark.parametrize("name", ["acuracy", "reward"])
-def test_a_name_that_is_none_of_the_trainers_raises_and_lists_them(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_none_of_the_trainers_raises_and_lists_them(tmp_path, name):
     trainer = make_trainer(tmp_path, functions([LIVE]))
     with pytest.raises(ConfigurationError, match=f"replay_reward='{name}' names none .*'length', 'accuracy'"):
         trl_replay.attach(trainer, replay_reward=name)
 
 
-def test_92_a_name_that_several_functions_share_raises_with_the_remedy(tmp_path: Path) -> None:
+def test_92_a_name_that_several_functions_share_raises_with_the_remedy(tmp_path):
     trainer = make_trainer(tmp_path, [Rewards([LIVE]), Rewards([DEAD])])
     with pytest.raises(ConfigurationError, match=r"names 2 of .*give each a `__name__` of its own"):
         trl_replay.attach(trainer, replay_reward="scripted")
 
 
-def test_stored_rows_mixed_with_fresh_ones_get_advantages_of_the_whole_sum(tmp_path: Path) -> None:
+def test_stored_rows_mixed_with_fresh_ones_get_advantages_of_the_whole_sum(tmp_path):
     mixing = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_advantages": "joint"}
     run = accurate(tmp_path, [LIVE] * 3, [DEAD] * 3, prompts=["1="], replaced=9, **mixing)
     for _, after in run.steps:
@@ -190,14 +181,14 @@ def test_stored_rows_mixed_with_fresh_ones_get_advantages_of_the_whole_sum(tmp_p
         assert np.abs(advantages.sum(axis=1)).max() < 1e-4, "centered within the group"
 
 
-def test_resuming_keeps_what_counts(tmp_path: Path) -> None:
+def test_resuming_keeps_what_counts(tmp_path):
     first = accurate(tmp_path, *SCRIPT, save_strategy="steps", save_steps=2)
     resumed = accurate(tmp_path, *SCRIPT, max_steps=6, resume=str(tmp_path / "checkpoint-4"))
     assert resumed.counters["dead"] > first.counters["dead"]
     assert resumed.table.row_reward.max() == 1.0
 
 
-def test_99_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_the_sum(tmp_path: Path) -> None:
+def test_99_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_the_sum(tmp_path):
     table = accurate(tmp_path, [NOT_SCORED, LIVE, NOT_SCORED], max_steps=3, replaced=0).table
     scored = np.isfinite(table.row_rewards[..., table.counting]).all(axis=1)
     assert 0 < scored.sum() < len(table)
@@ -205,13 +196,13 @@ def test_99_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_
     assert table.score[~scored].min() > 0
 
 
-def test_100_a_function_of_negative_weight_can_not_count(tmp_path: Path) -> None:
+def test_100_a_function_of_negative_weight_can_not_count(tmp_path):
     trainer = make_trainer(tmp_path, functions([LIVE, DEAD, DEAD]), reward_weights=[1.0, -0.5])
     with pytest.raises(ConfigurationError, match=r"replay_reward='accuracy' names .* weight -0\.5.*positive weight"):
         trl_replay.attach(trainer, replay_reward="accuracy")
 
 
-def test_101_a_group_of_a_file_is_dead_by_the_function_that_counts(tmp_path: Path) -> None:
+def test_101_a_group_of_a_file_is_dead_by_the_function_that_counts(tmp_path):
     trainer = make_trainer(tmp_path, functions([LIVE, DEAD, DEAD]))
     session = trl_replay.attach(trainer, replay_reward="accuracy")
     rows = [
@@ -225,9 +216,9 @@ def test_101_a_group_of_a_file_is_dead_by_the_function_that_counts(tmp_path: Pat
 
 
 @pytest.mark.parametrize("preset", [None, "repo"])
-def test_136_groups_that_the_function_does_not_score_are_mixed_by_the_sum(tmp_path: Path, preset: str | None) -> None:
+def test_136_groups_that_the_function_does_not_score_are_mixed_by_the_sum(tmp_path, preset):
     rewards = [Rewards([LIVE] * 3, [DEAD] * 3, name="apart"), Rewards([NOT_SCORED] * 3, name="accuracy")]
-    settings: dict[str, Any] = {"replay_sampler": "same_prompt", "replay_mixer": "inject"}
+    settings = {"replay_sampler": "same_prompt", "replay_mixer": "inject"}
     if preset is not None:
         settings = {"replay_preset": preset, "replay_sampler": "same_prompt(entries=1)"}
     table = accurate(tmp_path, rewards=rewards, max_steps=3, replaced=6, **settings).table

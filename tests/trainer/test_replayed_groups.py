@@ -1,9 +1,5 @@
 """Stored groups and what comes back of them: through a real GRPOTrainer, with three groups a batch or more."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,11 +17,11 @@ ALL_DEAD = [DEAD, DEAD, DEAD]
 ONE_LIVE = [LIVE, DEAD, DEAD]
 
 
-def replayed_slots(out: Any) -> list[int]:
+def replayed_slots(out):
     return (out[ROWS][:, 0].view(-1, 4) < 0).all(dim=1).nonzero().flatten().tolist()
 
 
-def test_1_exactly_the_live_groups_enter_and_exactly_the_dead_ones_leave(tmp_path: Any) -> None:
+def test_1_exactly_the_live_groups_enter_and_exactly_the_dead_ones_leave(tmp_path):
     scenario = Scenario({"max_steps": 2}, {"replay_sampler": "newest"}, ([DEAD, LIVE, HALF], [LIVE, DEAD, DEAD]))
     trainer, session = follow(tmp_path, scenario)
     watch = trainer.watch
@@ -34,7 +30,7 @@ def test_1_exactly_the_live_groups_enter_and_exactly_the_dead_ones_leave(tmp_pat
     assert watch.slots == [[], [(1, 1), (2, 0)]], "the dead slots of each batch, and which serial took them"
 
 
-def test_2_and_34_of_equal_scores_the_newest_stay(tmp_path: Any) -> None:
+def test_2_and_34_of_equal_scores_the_newest_stay(tmp_path):
     groups = 50
     run = train(
         tmp_path, [LIVE] * groups, replaced=0, prompts=["1=", "2=", "3=", "4=", "5="], learning_rate=0.0,
@@ -45,7 +41,7 @@ def test_2_and_34_of_equal_scores_the_newest_stay(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("multiple", [None, 4])
-def test_4_and_27_longer_replayed_rows_widen_the_batch_and_nothing_is_cut(tmp_path: Any, multiple: int | None) -> None:
+def test_4_and_27_longer_replayed_rows_widen_the_batch_and_nothing_is_cut(tmp_path, multiple):
     prompts = ["123+456=", "12345678=", "1=", "1=", "2=", "3="]
     rewards = Rewards([DEAD, LIVE, HALF], ALL_DEAD)
     trainer = make_trainer(tmp_path, rewards, prompts, Checked, max_steps=2, pad_to_multiple_of=multiple)
@@ -59,12 +55,10 @@ def test_4_and_27_longer_replayed_rows_widen_the_batch_and_nothing_is_cut(tmp_pa
     assert set(after["prompt_ids"][after["prompt_mask"] == 0].tolist()) == {trainer.processing_class.pad_token_id}
 
 
-def test_6_and_32_replayed_rows_keep_the_log_probs_of_their_first_forward_and_fresh_rows_have_a_ratio_of_one(
-    tmp_path: Any,
-) -> None:
+def test_6_and_32_replayed_rows_keep_the_log_probs_of_their_first_forward_and_fresh_rows_have_a_ratio_of_one(tmp_path):
     settings = {"trainer_class": Spy, "max_steps": 5, "learning_rate": 3e-2}
     run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], ALL_DEAD, **settings)
-    first: dict[str, torch.Tensor] = {}
+    first = {}
     for loss in run.trainer.losses:
         inputs, old = loss["inputs"], loss["inputs"].get("old_per_token_logps")
         mask = inputs["completion_mask"].bool()
@@ -81,7 +75,7 @@ def test_6_and_32_replayed_rows_keep_the_log_probs_of_their_first_forward_and_fr
     assert run.session.metrics["replay/ratio_mean"] != 1.0
 
 
-def test_7_a_key_more_or_less_than_when_stored_never_crashes_and_never_drops_a_key(tmp_path: Any) -> None:
+def test_7_a_key_more_or_less_than_when_stored_never_crashes_and_never_drops_a_key(tmp_path):
     script = Rewards([LIVE, DEAD, LIVE], [DEAD, DEAD, LIVE])
     trainer = make_trainer(tmp_path, script, max_steps=2, beta=0.1)
     session = train(trainer).session
@@ -105,12 +99,12 @@ def test_7_a_key_more_or_less_than_when_stored_never_crashes_and_never_drops_a_k
     assert all("ref_per_token_logps" in after for _, after in steps)
 
 
-def test_10_eval_batches_pass_through_and_never_enter_the_buffer(tmp_path: Any, monkeypatch: Any) -> None:
+def test_10_eval_batches_pass_through_and_never_enter_the_buffer(tmp_path, monkeypatch):
     settings = {"trainer_class": Spy, "eval_prompts": ["1=", "2=", "3="], "per_device_eval_batch_size": 12}
     run = train(tmp_path, ONE_LIVE, max_steps=2, **settings)
     trainer, session = run.trainer, run.session
     before = session.buffer.table.serial.tolist()
-    given: list[Any] = []
+    given = []
     prepare = Spy._prepare_inputs
     monkeypatch.setattr(Spy, "_prepare_inputs", lambda self, batch: given.append(prepare(self, batch)) or given[-1])
     trainer.evaluate()
@@ -120,14 +114,14 @@ def test_10_eval_batches_pass_through_and_never_enter_the_buffer(tmp_path: Any, 
     assert len(run.steps) == 2, "the step ran for the training batches only"
 
 
-def test_11_and_12_an_entry_is_a_copy_of_few_bytes_that_neither_changes_nor_grows(tmp_path: Any) -> None:
+def test_11_and_12_an_entry_is_a_copy_of_few_bytes_that_neither_changes_nor_grows(tmp_path):
     """Every batch, as it came in and as it went out, is overwritten with zeros once its copy was handed on."""
     prompts = ["1=", "2=", "3=", *["123+456=", "12=", "1="] * 8]
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], ALL_DEAD), prompts, max_steps=9)
     session = trl_replay.attach(trainer, replay_start=0)
     step, outs, sizes = session.step.take, [], []
 
-    def overwriting(batch: Any, *others: Any) -> Any:
+    def overwriting(batch, *others):
         out = step(batch, *others)
         outs.append({key: value.clone() for key, value in out.items()})
         sizes.append(session.buffer.nbytes)
@@ -147,7 +141,7 @@ def test_11_and_12_an_entry_is_a_copy_of_few_bytes_that_neither_changes_nor_grow
     assert session.buffer.table.nbytes[0] <= 5 * tokens + 96, "the prompt once, a byte an id"
 
 
-def test_16_the_token_count_follows_the_exchange(tmp_path: Any) -> None:
+def test_16_the_token_count_follows_the_exchange(tmp_path):
     """In every scenario; here some exchange changes the count."""
     steps = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], max_steps=6).steps
     counts = [(before["num_items_in_batch"], after["num_items_in_batch"]) for before, after in steps]
@@ -155,7 +149,7 @@ def test_16_the_token_count_follows_the_exchange(tmp_path: Any) -> None:
     assert any(before != after for before, after in counts)
 
 
-def test_21_nothing_is_replayed_in_the_update_that_made_it(tmp_path: Any) -> None:
+def test_21_nothing_is_replayed_in_the_update_that_made_it(tmp_path):
     run = train(tmp_path, ONE_LIVE, max_steps=3, gradient_accumulation_steps=4, steps_per_generation=1)
     assert len(run.steps) == 12, "four generation batches an update"
     for number, (_, after) in enumerate(run.steps):
@@ -165,7 +159,7 @@ def test_21_nothing_is_replayed_in_the_update_that_made_it(tmp_path: Any) -> Non
     assert run.session.metrics["replay/age_mean"] >= 1
 
 
-def test_36_a_second_train_out_of_phase_drops_late_candidates_and_keeps_ages_right(tmp_path: Any) -> None:
+def test_36_a_second_train_out_of_phase_drops_late_candidates_and_keeps_ages_right(tmp_path):
     run = train(tmp_path, [LIVE, HALF, DEAD], **WINDOW)
     trainer, session, steps = run.trainer, run.session, run.steps
     assert session.update == 4
@@ -185,7 +179,7 @@ def test_36_a_second_train_out_of_phase_drops_late_candidates_and_keeps_ages_rig
 
 
 @pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
-def test_5_a_group_whose_score_is_not_finite_is_refused_and_counted(tmp_path: Any, score: float) -> None:
+def test_5_a_group_whose_score_is_not_finite_is_refused_and_counted(tmp_path, score):
     """One stored so would stay at the heap's root, and let no other in."""
     run = train(tmp_path, ONE_LIVE, replaced=0, replay_scorer=lambda groups, context: np.full(len(groups), score))
     assert len(run.table) == 0
@@ -194,7 +188,7 @@ def test_5_a_group_whose_score_is_not_finite_is_refused_and_counted(tmp_path: An
     assert f"4 x a group was refused: {why}" in run.session.explain()
 
 
-def test_28_a_key_that_nobody_declares_is_refused_with_the_remedy(tmp_path: Any) -> None:
+def test_28_a_key_that_nobody_declares_is_refused_with_the_remedy(tmp_path):
     with_key = scoring(lambda batch: {**batch, "bonus": torch.arange(len(batch["advantages"]))})
     words = r"'bonus' \(shape \(12,\)\).*trl_replay_fields.*FieldSpec\('bonus', layout=.*use_replay=False"
     with pytest.raises(trl_replay.BatchError, match=words):

@@ -1,7 +1,5 @@
 """`trl-replay report RUN`: what it prints, and its page."""
 
-from __future__ import annotations
-
 import html
 import html.parser
 import json
@@ -9,8 +7,6 @@ import re
 import shutil
 import sys
 import unicodedata
-from pathlib import Path
-from typing import Any
 
 import pytest
 from advised import logged
@@ -29,7 +25,7 @@ SCRIPT = ([LIVE, DEAD, RIGHT], [DEAD, DEAD, HALF], [DEAD, RIGHT, DEAD], [LIVE, H
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def run(tmp_path_factory):
     """A run with replay and checkpoints."""
     folder = tmp_path_factory.mktemp("a run")
     _, session = train(folder)
@@ -41,39 +37,39 @@ class Page(html.parser.HTMLParser):
 
     VOID = ("meta", "br", "link", "img")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.open: list[str] = []
-        self.outside: list[str] = []
-        self.titles: list[str] = []
-        self.names: set[str] = set()
+        self.open = []
+        self.outside = []
+        self.titles = []
+        self.names = set()
         self.feed(text)
         assert self.open == [], f"left open: {self.open}"
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag, attrs):
         if tag not in self.VOID:
             self.open.append(tag)
         self.names |= {tag, *(name for name, _ in attrs)}
         self.outside += [f"{tag} {name}" for name, value in attrs if name in ("src", "href") and value]
 
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.names |= {tag, *(name for name, _ in attrs)}
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.open and self.open[-1] in ("h1", "h2"):
             self.titles.append(data)
 
 
-def paged(folder: Path, said: Any) -> str:
+def paged(folder, said):
     """The page of a run."""
     said("report", folder, "--html", folder / "page.html")
     return (folder / "page.html").read_text()
 
 
-def test_the_page_needs_nothing_else_and_says_what_was_printed(run: Any, said: Any) -> None:
+def test_the_page_needs_nothing_else_and_says_what_was_printed(run, said):
     folder, _ = run
     text = paged(folder, said)
     parsed = Page(text)
@@ -90,9 +86,7 @@ def test_the_page_needs_nothing_else_and_says_what_was_printed(run: Any, said: A
     assert " ".join(printed.partition("┏")[0].split()) in shown
 
 
-def test_without_matplotlib_tables_are_printed_and_the_page_says_what_to_install(
-    run: Any, said: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_tables_are_printed_and_the_page_says_what_to_install(run, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "dead groups" in said("report", run[0])
     text = paged(run[0], said)
@@ -100,7 +94,7 @@ def test_without_matplotlib_tables_are_printed_and_the_page_says_what_to_install
     assert "<svg" not in text
 
 
-def test_a_run_of_stock_is_told_its_dead_groups_wherever_its_log_is(tmp_path: Path, said: Any) -> None:
+def test_a_run_of_stock_is_told_its_dead_groups_wherever_its_log_is(tmp_path, said):
     trainer = make_trainer(tmp_path / "run", Rewards(*SCRIPT), save_strategy="steps", save_steps=2)
     trainer.train()
     trainer.save_state()
@@ -112,7 +106,7 @@ def test_a_run_of_stock_is_told_its_dead_groups_wherever_its_log_is(tmp_path: Pa
     assert Run.of_folder(folder).label == "run"
 
 
-def test_a_run_with_replay_is_told_by_replays_own_counts(tmp_path: Path, said: Any) -> None:
+def test_a_run_with_replay_is_told_by_replays_own_counts(tmp_path, said):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     trl_replay.attach(trainer, replay_start=0)
     trainer.train()
@@ -122,7 +116,7 @@ def test_a_run_with_replay_is_told_by_replays_own_counts(tmp_path: Path, said: A
     assert facts["completions"] == "48"
 
 
-def test_the_log_that_goes_further_is_read(tmp_path: Path) -> None:
+def test_the_log_that_goes_further_is_read(tmp_path):
     """Where `save_state` was called once, and training went on to a checkpoint."""
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
     trainer.train()
@@ -132,7 +126,7 @@ def test_the_log_that_goes_further_is_read(tmp_path: Path) -> None:
     assert [entry["step"] for entry in Run.of_folder(tmp_path).steps] == [1, 2, 3, 4]
 
 
-def test_a_dry_run_is_not_told_as_if_replay_had_acted(tmp_path: Path, said: Any) -> None:
+def test_a_dry_run_is_not_told_as_if_replay_had_acted(tmp_path, said):
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, LIVE], [DEAD, DEAD, LIVE]), max_steps=8)
     trl_replay.attach(trainer, replay_dry_run=True, replay_start=0)
     trainer.train()
@@ -143,8 +137,8 @@ def test_a_dry_run_is_not_told_as_if_replay_had_acted(tmp_path: Path, said: Any)
 
 
 def test_settings_are_found_beside_a_trainers_state_and_a_log_alone_is_told_nothing_that_depends_on_them(
-    tmp_path: Path, said: Any
-) -> None:
+    tmp_path, said
+):
     run = tmp_path / "run"
     trainer = make_trainer(run, Rewards([LIVE, DEAD, DEAD]), max_steps=16, save_strategy="steps", save_steps=16)
     trl_replay.attach(trainer, replay_correction="none", replay_start=0)
@@ -165,7 +159,7 @@ def test_settings_are_found_beside_a_trainers_state_and_a_log_alone_is_told_noth
 MARKUP = "<script>alert(1)</script>"
 
 
-def test_markup_in_a_log_or_a_label_is_neither_a_tag_nor_a_step(tmp_path: Path, said: Any) -> None:
+def test_markup_in_a_log_or_a_label_is_neither_a_tag_nor_a_step(tmp_path, said):
     (tmp_path / "run").mkdir()
     good = logged(12, replay__dead_fraction=0.5, replay__ess=0.5)
     hostile = [dict.fromkeys(good[0], MARKUP), {**good[0], "step": MARKUP, MARKUP: MARKUP}]
@@ -181,7 +175,7 @@ def test_markup_in_a_log_or_a_label_is_neither_a_tag_nor_a_step(tmp_path: Path, 
 TERMINAL = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202ebidi\u2066\u2028"
 
 
-def test_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path: Path, said: Any) -> None:
+def test_an_error_prints_no_character_that_a_terminal_acts_on(run, tmp_path, said):
     checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
     rank = checkpoint / "trl_replay" / "rank-00000"
     (rank / TERMINAL).touch()
@@ -192,7 +186,7 @@ def test_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path
     said("report", checkpoint)
 
 
-def test_little_is_drawn_too() -> None:
+def test_little_is_drawn_too():
     charts = charts_of([Run.of_log(logged(1))], "reward")
     assert charts is not None
     assert all(chart.startswith("<svg") for chart in charts.values())
@@ -210,9 +204,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("kind", [*DAMAGES, "missing", "a folder"])
-def test_no_damaged_file_of_a_checkpoint_ends_a_command_in_a_traceback(
-    run: Any, tmp_path: Path, said: Any, kind: str, capsys: Any
-) -> None:
+def test_no_damaged_file_of_a_checkpoint_ends_a_command_in_a_traceback(run, tmp_path, said, kind, capsys):
     """Each file in turn. A log without its buffer is still told; an export is right, or refused."""
     files = [path.relative_to(run[0]) for path in sorted((run[0] / "checkpoint-12").rglob("*")) if path.is_file()]
     assert len(files) > 10

@@ -1,10 +1,6 @@
 """Row columns and entries as users and plugins read them: filled, read-only, exported, and known of old files."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, HALF])
 MIXED = {**INJECTED, "replay_mixer": "inject(rows=1)"}
 
 
-def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
+def test_row_columns_say_what_the_payload_holds(tmp_path):
     run = train(tmp_path, *SCRIPT)
     table = run.table
     for row, serial in enumerate(table.serial.tolist()):
@@ -35,7 +31,7 @@ def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
         assert entry.masked == [False] * 4
 
 
-def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on(tmp_path: Path) -> None:
+def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on(tmp_path):
     both = [Rewards(*SCRIPT), Rewards([HALF, LIVE, HALF], name="second")]
     trainer = make_trainer(tmp_path, both, reward_weights=[1.0, 0.5])
     session = trl_replay.attach(trainer)
@@ -52,7 +48,7 @@ def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered"])
-def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str) -> None:
+def test_an_entry_can_be_read_by_its_serial(tmp_path, scope):
     run = train(tmp_path, *SCRIPT, replay_scope=scope, replay_buffer_size=3)
     session, buffer = run.session, run.session.buffer
     assert list(buffer) == buffer.table.serial.tolist()
@@ -71,7 +67,7 @@ def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str) -> None:
     assert session.entry(serial).completions == entry.completions, "after detach it can still be read"
 
 
-def test_42_core_columns_can_only_be_read_and_a_plugins_can_be_written(tmp_path: Path) -> None:
+def test_42_core_columns_can_only_be_read_and_a_plugins_can_be_written(tmp_path):
     session = train(tmp_path, *SCRIPT).session
     table = session.buffer.table
     for part, name in itertools.product((table, table.take(np.array([0]))), table.names):
@@ -85,34 +81,34 @@ def test_42_core_columns_can_only_be_read_and_a_plugins_can_be_written(tmp_path:
 class Notes:
     """Fills a column of its own; at an update it fails."""
 
-    def __init__(self, failing: int = 99) -> None:
+    def __init__(self, failing=99):
         self.failing = failing
-        self.scores: list[float] = []
+        self.scores = []
 
     @trl_replay.hookimpl
-    def trl_replay_attached(self, session: Any) -> None:
+    def trl_replay_attached(self, session):
         session.buffer.table.add_column("passes")
 
     @trl_replay.hookimpl
-    def trl_replay_admitted(self, table: Any, rows: Any, groups: Any, context: Any) -> None:
+    def trl_replay_admitted(self, table, rows, groups, context):
         if context.update >= self.failing:
             raise ZeroDivisionError("no luck")
         table.passes[rows] = groups.reward.sum(axis=1)
 
     @trl_replay.hookimpl
-    def trl_replay_rank(self, table: Any, context: Any) -> Any:
+    def trl_replay_rank(self, table, context):
         self.scores += table.passes.tolist()
         return table.passes
 
 
 @pytest.fixture
-def notes(plug: Any) -> Notes:
+def notes(plug):
     plugin = Notes()
     plug(plugin, "notes")
     return plugin
 
 
-def test_a_plugins_column_is_filled_before_anything_is_ranked_and_for_files_too(tmp_path: Path, notes: Notes) -> None:
+def test_a_plugins_column_is_filled_before_anything_is_ranked_and_for_files_too(tmp_path, notes):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
     session = trl_replay.attach(trainer, replay_plugins=["notes"], replay_buffer_size=2)
     rows = [{"prompt": "1=", "completion": text, "reward": float(text in "ab")} for text in "abcd"]
@@ -123,7 +119,7 @@ def test_a_plugins_column_is_filled_before_anything_is_ranked_and_for_files_too(
     assert session.buffer.table.passes.tolist() == session.buffer.table.row_reward.sum(axis=1).tolist()
 
 
-def test_an_error_while_a_file_is_added_adds_nothing(tmp_path: Path, notes: Notes) -> None:
+def test_an_error_while_a_file_is_added_adds_nothing(tmp_path, notes):
     notes.failing = 0
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer, replay_plugins=["notes"])
@@ -134,7 +130,7 @@ def test_an_error_while_a_file_is_added_adds_nothing(tmp_path: Path, notes: Note
     assert session.add(unnamed()) == 3
 
 
-def test_an_error_there_takes_the_newcomers_back(tmp_path: Path, notes: Notes) -> None:
+def test_an_error_there_takes_the_newcomers_back(tmp_path, notes):
     notes.failing = 2
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer, replay_plugins=["notes"])
@@ -144,7 +140,7 @@ def test_an_error_there_takes_the_newcomers_back(tmp_path: Path, notes: Notes) -
     assert sorted(session.buffer.held()) == [0, 1, 2]
 
 
-def test_masks_are_exported_and_come_back(tmp_path: Path) -> None:
+def test_masks_are_exported_and_come_back(tmp_path):
     masked = {"advantages": lambda groups: groups.advantages * np.array([np.nan, 1.0, 1.0, 1.0])}
     first = train(tmp_path / "one", *SCRIPT, hooks=masked)
     assert first.table.row_masked[:, 0].all()
@@ -157,7 +153,7 @@ def test_masks_are_exported_and_come_back(tmp_path: Path) -> None:
     assert (table.items == (table.row_items * ~table.row_masked).sum(axis=1)).all()
 
 
-def test_a_mask_that_is_no_truth_value_is_refused(tmp_path: Path) -> None:
+def test_a_mask_that_is_no_truth_value_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer)
     rows = [{"prompt": "1=", "completion": text, "reward": float(text == "a"), "masked": "false"} for text in "abcd"]
@@ -168,21 +164,21 @@ def test_a_mask_that_is_no_truth_value_is_refused(tmp_path: Path) -> None:
 PROMPTS = ("1=", "12=", "123+4=")
 
 
-def unnamed() -> list[dict[str, Any]]:
+def unnamed():
     """Groups of the run's prompts, with one reward."""
     return [
         {"prompt": prompt, "completion": text, "reward": float(text == "a")} for prompt in PROMPTS for text in "abcd"
     ]
 
 
-def test_rows_of_a_file_with_one_reward_are_mixed_by_it(tmp_path: Path) -> None:
+def test_rows_of_a_file_with_one_reward_are_mixed_by_it(tmp_path):
     run = train(tmp_path, [DEAD] * 3, file=unnamed(), max_steps=2, **MIXED)
     assert run.table.row_reward.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 3
     assert run.counters["rows"] == 3, "a success in each dead group of the second batch"
     assert run.session.entry(0).rewards == {"scripted": [1.0, 0.0, 0.0, 0.0]}
 
 
-def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are_refused(tmp_path: Path) -> None:
+def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3))
     session = trl_replay.attach(trainer)
     kept = [{"prompt": "1=", "completion": text, "reward/scripted": float(text in "ab")} for text in "abcd"]

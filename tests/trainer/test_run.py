@@ -1,16 +1,12 @@
 """`trl-replay run`: scripts in this process, and behind the launchers of docs/running.md."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 from started import quickly, started
@@ -33,11 +29,11 @@ PAGE = (ROOT / "docs" / "running.md").read_text()
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run(tmp_path, monkeypatch):
     """Puts a `train` that attaches on transformers' trainer, and takes it off again."""
     monkeypatch.setattr(Trainer, "train", Trainer.train)
 
-    def run(**settings: Any) -> Any:
+    def run(**settings):
         attaching = Attaching(trl_replay.ReplayConfig(**settings))
         attaching.wrap(Trainer)
         return attaching, lambda kind=None: make_trainer(
@@ -48,12 +44,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class GoesAround(GRPOTrainer):
-    def train(self) -> Any:
+    def train(self):
         return Trainer.train(self)
 
 
 class Calls(GRPOTrainer):
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args, **kwargs):
         return super().train(*args, **kwargs)
 
 
@@ -229,7 +225,7 @@ FORKED = """
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory):
     """A folder with what the commands of docs/running.md start: nothing in it attaches."""
     folder = tmp_path_factory.mktemp("project")
     files = {
@@ -255,7 +251,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(done: subprocess.CompletedProcess[str]) -> list[Any]:
+def trained(done):
     found = [json.loads(line) for line in re.findall(r"TRAINED(\{.*?\})", done.stdout)]
     return sorted(found, key=lambda facts: int(facts["rank"]))
 

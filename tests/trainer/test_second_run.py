@@ -1,10 +1,6 @@
 """A second run on the completions of a first one (`replay_preset="second_run"`): one generated batch in all."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from resuming import digits
@@ -15,7 +11,7 @@ from trl_replay.testing import make_trainer
 UPDATES = 8
 
 
-def first_run(folder: Path, batches: int = 6) -> Path:
+def first_run(folder, batches=6):
     """Stock's groups, exported."""
     trainer = make_trainer(folder / "first", digits, max_steps=batches)
     session = trl_replay.attach(trainer, replay_dry_run=True)
@@ -23,14 +19,14 @@ def first_run(folder: Path, batches: int = 6) -> Path:
     return session.export(folder / "first.parquet")
 
 
-def second_run(folder: Path, file: Path, **settings: Any) -> tuple[Any, Any]:
+def second_run(folder, file, **settings):
     """Not trained yet."""
     given = {"max_steps": UPDATES, "num_iterations": UPDATES, **settings}
     trainer = make_trainer(folder / "second", digits, **given)
     return trainer, trl_replay.attach(trainer, replay_preset="second_run", replay_warm_start=str(file))
 
 
-def test_a_second_run_generates_one_batch_and_goes_through_the_file_in_passes(tmp_path: Path) -> None:
+def test_a_second_run_generates_one_batch_and_goes_through_the_file_in_passes(tmp_path):
     trainer, session = second_run(tmp_path, first_run(tmp_path))
     trainer.train()
     totals = session.totals
@@ -50,15 +46,13 @@ def test_a_second_run_generates_one_batch_and_goes_through_the_file_in_passes(tm
         ({"max_steps": -1}, "num_iterations=8 with num_train_epochs=3 generates another after every 8 updates"),
     ],
 )
-def test_a_second_run_that_would_generate_again_is_told_what_to_set(
-    tmp_path: Path, settings: dict[str, Any], words: str
-) -> None:
+def test_a_second_run_that_would_generate_again_is_told_what_to_set(tmp_path, settings, words):
     file = first_run(tmp_path)
     with pytest.warns(UserWarning, match=words):
         second_run(tmp_path, file, **settings)
 
 
-def test_a_second_run_is_judged_by_its_evaluations(tmp_path: Path) -> None:
+def test_a_second_run_is_judged_by_its_evaluations(tmp_path):
     file = first_run(tmp_path)
     trainer, session = second_run(tmp_path, file, logging_steps=1)
     trainer.train()
@@ -84,7 +78,7 @@ def test_a_second_run_is_judged_by_its_evaluations(tmp_path: Path) -> None:
     assert told[-1].startswith(f"what to change: {verdict}")
 
 
-def test_a_second_run_without_a_file_is_told_so(tmp_path: Path) -> None:
+def test_a_second_run_without_a_file_is_told_so(tmp_path):
     trainer = make_trainer(tmp_path, digits, max_steps=UPDATES, num_iterations=UPDATES)
     with pytest.warns(UserWarning, match="replay_warm_start is not set"):
         trl_replay.attach(trainer, replay_preset="second_run")
@@ -98,8 +92,8 @@ def test_a_second_run_without_a_file_is_told_so(tmp_path: Path) -> None:
     ],
 )
 def test_a_second_run_that_loses_its_groups_is_told_at_attach_and_once_when_it_repeats_its_batch(
-    tmp_path: Path, settings: dict[str, Any], limits: dict[str, Any], words: str
-) -> None:
+    tmp_path, settings, limits, words
+):
     file = first_run(tmp_path, 2)
     trainer = make_trainer(tmp_path / "second", digits, max_steps=UPDATES, num_iterations=UPDATES, **settings)
     with pytest.warns(UserWarning, match=words):
@@ -109,7 +103,7 @@ def test_a_second_run_that_loses_its_groups_is_told_at_attach_and_once_when_it_r
     assert sum("trains on it again" in str(one.message) for one in caught) == 1
 
 
-def ended(folder: Path, resume: int | None = None, **settings: Any) -> tuple[Any, Any]:
+def ended(folder, resume=None, **settings):
     """A run of eight updates that saves every three, resumed from a checkpoint if it is named."""
     given = {"save_strategy": "steps", "save_steps": 3, "gradient_checkpointing": False, **settings}
     trainer, session = second_run(folder, folder / "first.parquet", **given)
@@ -118,13 +112,13 @@ def ended(folder: Path, resume: int | None = None, **settings: Any) -> tuple[Any
     return trainer, session
 
 
-def farthest(one: Any, other: Any) -> float:
+def farthest(one, other):
     pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
     return max(float((left - right).detach().abs().max()) for left, right in pairs)
 
 
 @pytest.mark.parametrize("at", [3, 6])
-def test_a_second_run_that_is_killed_in_its_middle_goes_on_where_it_was(tmp_path: Path, at: int) -> None:
+def test_a_second_run_that_is_killed_in_its_middle_goes_on_where_it_was(tmp_path, at):
     """Completions of one width: the batch that is generated in the place of the lost one pads as that did."""
     first_run(tmp_path)
     whole, session = ended(tmp_path)
@@ -137,10 +131,10 @@ def test_a_second_run_that_is_killed_in_its_middle_goes_on_where_it_was(tmp_path
 
 
 @pytest.mark.parametrize("at", [5, 6, 7])
-def test_so_does_a_run_that_generates_again_later(tmp_path: Path, at: int) -> None:
+def test_so_does_a_run_that_generates_again_later(tmp_path, at):
     """Three updates a batch: the checkpoint is at the second or third of a batch, or between batches."""
 
-    def run(resume: int | None = None) -> tuple[Any, Any]:
+    def run(resume=None):
         trainer = make_trainer(
             tmp_path, digits, num_iterations=3, max_steps=9, save_strategy="steps", save_steps=at,
             gradient_checkpointing=False,
@@ -155,8 +149,8 @@ def test_so_does_a_run_that_generates_again_later(tmp_path: Path, at: int) -> No
     assert dict(resumed_session.totals.counters) == dict(session.totals.counters)
 
 
-def test_a_dry_run_that_resumes_in_the_midst_of_iterations_draws_nothing(tmp_path: Path) -> None:
-    def run(resume: str | None = None, **settings: Any) -> Any:
+def test_a_dry_run_that_resumes_in_the_midst_of_iterations_draws_nothing(tmp_path):
+    def run(resume=None, **settings):
         trainer = make_trainer(
             tmp_path, digits, num_iterations=3, max_steps=9, save_strategy="steps", save_steps=5,
             gradient_checkpointing=False,

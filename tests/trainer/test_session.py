@@ -1,9 +1,5 @@
 """A session in the user's hands: pause, resume, clear, and what it tells."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, record
@@ -17,11 +13,11 @@ SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
 
 
 @pytest.fixture
-def trainer(tmp_path: Any) -> Any:
+def trainer(tmp_path):
     return make_trainer(tmp_path, Rewards(*SCRIPT))
 
 
-def test_a_paused_session_replays_and_stores_nothing_until_it_resumes(tmp_path: Any) -> None:
+def test_a_paused_session_replays_and_stores_nothing_until_it_resumes(tmp_path):
     """That no weight differs from stock's is in test_idle.py."""
     run = train(tmp_path, *SCRIPT, max_steps=2)
     session = run.session
@@ -37,7 +33,7 @@ def test_a_paused_session_replays_and_stores_nothing_until_it_resumes(tmp_path: 
     assert run.counters["replaced"] > replaced
 
 
-def test_clear_empties_the_buffer_and_training_fills_it_again(trainer: Any) -> None:
+def test_clear_empties_the_buffer_and_training_fills_it_again(trainer):
     session = trl_replay.attach(trainer)
     trainer.train()
     session.buffer.clear()
@@ -47,7 +43,7 @@ def test_clear_empties_the_buffer_and_training_fills_it_again(trainer: Any) -> N
     assert len(session.buffer) > 0
 
 
-def test_the_summary_says_why_nothing_was_replayed(tmp_path: Any) -> None:
+def test_the_summary_says_why_nothing_was_replayed(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=2)
     session = trl_replay.attach(trainer)
     assert "no generation batch" in session.explain()
@@ -58,11 +54,11 @@ def test_the_summary_says_why_nothing_was_replayed(tmp_path: Any) -> None:
     assert "x the buffer was empty: no live group has been stored yet" in told
 
 
-def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_path: Any, monkeypatch: Any) -> None:
+def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT, [DEAD, DEAD, LIVE]), max_steps=2)
     session = trl_replay.attach(trainer)
 
-    def failing(self: Any, *args: Any) -> Any:
+    def failing(self, *args):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
@@ -76,12 +72,12 @@ def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_pat
 
 
 @pytest.mark.parametrize("rows", [8, 16])
-def test_130_after_an_interrupted_training_batches_may_have_another_size(tmp_path: Any, rows: int) -> None:
-    def rewards(completions: list[str], **_: Any) -> list[float]:
+def test_130_after_an_interrupted_training_batches_may_have_another_size(tmp_path, rows):
+    def rewards(completions, **_):
         return [1.0, 0.0, 0.0, 0.0] * (len(completions) // 4)
 
     class Stop(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, *_, **__):
             raise KeyboardInterrupt
 
     trainer = make_trainer(tmp_path, rewards, max_steps=2)
@@ -96,7 +92,7 @@ def test_130_after_an_interrupted_training_batches_may_have_another_size(tmp_pat
     assert len(session.buffer) == 2 * rows // 4
 
 
-def test_the_summary_without_a_buffer_tells_of_refilling_only_where_there_was_some() -> None:
+def test_the_summary_without_a_buffer_tells_of_refilling_only_where_there_was_some():
     totals = Totals()
     totals.add(Tally(), of_all_ranks={"groups": 3, "generated": 3, "dead": 1, "dead_after": 1})
     assert "refilled" not in totals.explain_without_buffer()
@@ -104,7 +100,7 @@ def test_the_summary_without_a_buffer_tells_of_refilling_only_where_there_was_so
     assert "refilled 1 slots" in totals.explain_without_buffer()
 
 
-def test_the_summary_of_one_rank_of_several_tells_what_all_did_together() -> None:
+def test_the_summary_of_one_rank_of_several_tells_what_all_did_together():
     totals = Totals()
     everywhere = {"groups": 6, "generated": 6, "dead": 3, "replaced": 2}
     totals.add(Tally(groups=3, generated=3, dead=2, replaced=1), of_all_ranks=everywhere)
@@ -114,7 +110,7 @@ def test_the_summary_of_one_rank_of_several_tells_what_all_did_together() -> Non
     assert "all ranks" not in totals.explain(4)
 
 
-def test_before_the_first_batch_explain_tells_why(tmp_path: Any) -> None:
+def test_before_the_first_batch_explain_tells_why(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
     session = trl_replay.attach(trainer)
     with pytest.warns(UserWarning, match="No group of the rows given was added"):
@@ -127,12 +123,12 @@ def test_before_the_first_batch_explain_tells_why(tmp_path: Any) -> None:
     assert "no generation batches since attach but 2, while paused" in session.explain()
 
 
-def test_without_a_buffer_groups_that_are_left_out_count_as_none_that_were_trained_on(tmp_path: Any) -> None:
+def test_without_a_buffer_groups_that_are_left_out_count_as_none_that_were_trained_on(tmp_path):
     settings = {"max_steps": 2, "replay_buffer_size": 0, "replay_unfilled": "exclude"}
     session = train(tmp_path, [LIVE, DEAD, DEAD], replaced=0, **settings).session
     assert "100% of the groups trained on were live" in session.explain()
 
 
-def test_a_refusal_names_what_the_preset_sets(trainer: Any) -> None:
+def test_a_refusal_names_what_the_preset_sets(trainer):
     with pytest.raises(trl_replay.RefusedError, match="replay_preset='sample_efficient' sets replay_iterations"):
         trl_replay.attach(trainer, replay_preset="sample_efficient")

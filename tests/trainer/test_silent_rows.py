@@ -1,9 +1,6 @@
 """Rows and groups that train no token, and masks in mixed groups."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ NOTHING_TRAINS = "a group counted as dead though its rewards differ: no row with
 truncated = partial(train, mask_truncated_completions=True, rollout=truncating(), max_steps=3)
 
 
-def test_62_a_row_without_a_trained_token_has_no_log_prob_and_is_injected_nowhere(tmp_path: Any) -> None:
+def test_62_a_row_without_a_trained_token_has_no_log_prob_and_is_injected_nowhere(tmp_path):
     run = truncated(tmp_path, ALL_HALF, ALL_DEAD, **INJECT)
     tokens = tokens_of_replayed(run.steps)
     assert len(tokens) == 6, "one row for each dead group"
@@ -31,10 +28,10 @@ def test_62_a_row_without_a_trained_token_has_no_log_prob_and_is_injected_nowher
     assert run.table.row_trains.tolist() == [[False, True, False, True]] * 3
 
 
-def rows(*chosen: int) -> Any:
+def rows(*chosen):
     """A mixer that does not look at what the rows train."""
 
-    def mixer(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+    def mixer(table, drawn, slots, context):
         return np.tile(chosen, (len(drawn), 1))
 
     return mixer
@@ -50,15 +47,13 @@ FIRST = rows(0, -1, -1, -1)
         ({"hooks": {"mix": FIRST}}, "Plugin 'mine' (registered in this process), in trl_replay_mix,"),
     ],
 )
-def test_62_a_mixer_that_chooses_such_a_row_is_named_and_the_fresh_row_stays(
-    tmp_path: Any, settings: dict[str, Any], name: str
-) -> None:
+def test_62_a_mixer_that_chooses_such_a_row_is_named_and_the_fresh_row_stays(tmp_path, settings, name):
     run = truncated(tmp_path, ALL_HALF, ALL_DEAD, replaced=0, **{**INJECT, **settings})
     assert tokens_of_replayed(run.steps) == []
     assert run.reasons[f"{name} chose a stored row that trains nothing: the fresh row stays"] == 6
 
 
-def test_62_a_group_that_is_replayed_whole_keeps_its_truncated_rows(tmp_path: Any) -> None:
+def test_62_a_group_that_is_replayed_whole_keeps_its_truncated_rows(tmp_path):
     run = truncated(tmp_path, ALL_HALF, ALL_DEAD)
     assert run.replayed == [0, 3, 3]
     for _, after in run.steps[1:]:
@@ -74,16 +69,14 @@ UNTRAINED = {
 
 @pytest.mark.parametrize("hooks", [None, {"advantages": lambda groups: 2 * groups.advantages}], ids=["trl", "plugin"])
 @pytest.mark.parametrize(("rewards", "rollout"), UNTRAINED.values(), ids=UNTRAINED)
-def test_18_and_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_dead(
-    tmp_path: Any, rewards: Any, rollout: Any, hooks: Any
-) -> None:
+def test_18_and_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_dead(tmp_path, rewards, rollout, hooks):
     """It is replaced, generated again, and not copied but copied over."""
     run = truncated(tmp_path, [rewards, HALF, HALF], rollout=rollout, hooks=hooks)
     assert [run.counters[name] for name in ("dead", "stored", "refused")] == [3, 6, 0], "one dead of each batch"
     assert run.replayed == [0, 1, 1]
     assert run.reasons[NOTHING_TRAINS] == 3
     assert NOTHING_TRAINS in run.session.explain()
-    chosen: dict[str, Any] = {"rollout": rollout, "hooks": hooks, "replaced": 0, "replay_buffer_size": 0}
+    chosen = {"rollout": rollout, "hooks": hooks, "replaced": 0, "replay_buffer_size": 0}
     run = truncated(tmp_path, [rewards, HALF, HALF], [HALF], max_steps=1, replay_refill="new(rounds=1)", **chosen)
     assert run.counters["generated"] == 4
     run = truncated(tmp_path, [rewards, DEAD, HALF], replay_unfilled="intra_batch", **chosen)
@@ -92,7 +85,7 @@ def test_18_and_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_d
         assert after["advantages"].view(3, 4).tolist() == [live.tolist()] * 3
 
 
-def test_64_a_mixed_group_that_would_train_no_row_with_an_advantage_stays_fresh(tmp_path: Any) -> None:
+def test_64_a_mixed_group_that_would_train_no_row_with_an_advantage_stays_fresh(tmp_path):
     """Two of four pass, and both rows that are left beside the stored ones have an advantage of 0."""
     mixing = {**INJECT, "replay_mixer": rows(-1, 1, -1, 3)}
     run = truncated(tmp_path, ALL_HALF, [MIDDLE] * 3, replaced=6, **mixing)
@@ -103,13 +96,13 @@ def test_64_a_mixed_group_that_would_train_no_row_with_an_advantage_stays_fresh(
         assert bool(((advantages.abs() > 1e-6) & (tokens > 0)).any(dim=1).all())
 
 
-def two_masked(batch: Any) -> Any:
+def two_masked(batch):
     """The first row of the first group, and the second of the second."""
     batch["advantages"][[0, 5]] = float("nan")
     return batch
 
 
-def test_134_a_plugin_unmasks_no_row_that_the_trainer_masked(tmp_path: Any) -> None:
+def test_134_a_plugin_unmasks_no_row_that_the_trainer_masked(tmp_path):
     centered = {"advantages": lambda groups: groups.reward - groups.reward.mean(axis=1, keepdims=True)}
     settings = {"hooks": centered, "max_steps": 1, "trainer_class": scoring(two_masked)}
     ((_, after),) = train(tmp_path, ALL_HALF, replaced=0, replay_buffer_size=0, **settings).steps
@@ -122,16 +115,14 @@ def test_134_a_plugin_unmasks_no_row_that_the_trainer_masked(tmp_path: Any) -> N
     ]
 
 
-def longest_masked(groups: Any) -> Any:
+def longest_masked(groups):
     shaped = groups.advantages.copy()
     shaped[np.arange(len(groups)), groups.lengths.argmax(axis=1)] = np.nan
     return shaped
 
 
 @pytest.mark.parametrize(("stored", "longest"), [(1, 3), (9, 1)])
-def test_65_a_hook_decides_again_which_rows_of_a_mixed_group_are_masked(
-    tmp_path: Any, stored: int, longest: int
-) -> None:
+def test_65_a_hook_decides_again_which_rows_of_a_mixed_group_are_masked(tmp_path, stored, longest):
     """Of the fresh rows the last is the longest, and masked; a stored one may be longer."""
     lengths = [[first + row for row in range(4)] * 3 for first in (stored, 2)]
     run = truncated(

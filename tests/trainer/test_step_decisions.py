@@ -1,9 +1,5 @@
 """Decisions of a step: entries that leave, groups that are noted, chances."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, record, replayed
@@ -13,7 +9,7 @@ from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 
-def test_a_dry_run_measures_and_changes_nothing(tmp_path: Any) -> None:
+def test_a_dry_run_measures_and_changes_nothing(tmp_path):
     run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], max_steps=5, replay_dry_run=True)
     session = run.session
     assert all(after[key] is value for before, after in run.steps for key, value in before.items())
@@ -23,9 +19,7 @@ def test_a_dry_run_measures_and_changes_nothing(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("layout", "stored"), [({}, 0), ({"num_iterations": 2}, 1)])
-def test_a_displaced_live_group_is_stored_only_where_stocks_log_probs_are_known(
-    tmp_path: Any, layout: dict[str, Any], stored: int
-) -> None:
+def test_a_displaced_live_group_is_stored_only_where_stocks_log_probs_are_known(tmp_path, layout, stored):
     settings = {"replay_selector": "always(share=1.0)", "replay_record": "loss"}
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD, HALF, DEAD]), max_steps=4, **layout)
     session = trl_replay.attach(trainer, **settings)
@@ -46,7 +40,7 @@ def test_a_displaced_live_group_is_stored_only_where_stocks_log_probs_are_known(
 ONE_PROMPT = {"prompts": ["1+1="], "per_device_train_batch_size": 4}
 
 
-def test_a_solved_prompts_entries_leave_and_it_is_not_stored_again(tmp_path: Any) -> None:
+def test_a_solved_prompts_entries_leave_and_it_is_not_stored_again(tmp_path):
     """With one prompt in the data, a fresh group with three passes of four ends the replay of all its entries."""
     solved = [1.0, 1.0, 1.0, 0.0]
     script = [LIVE], [DEAD], [solved], [DEAD], [LIVE], [DEAD], [DEAD]
@@ -59,14 +53,14 @@ def test_a_solved_prompts_entries_leave_and_it_is_not_stored_again(tmp_path: Any
     assert "1 x a group was refused: its prompt is solved (replay_retire_passes)" in told
 
 
-def test_a_candidate_of_a_prompt_that_is_solved_meanwhile_is_refused(tmp_path: Any) -> None:
+def test_a_candidate_of_a_prompt_that_is_solved_meanwhile_is_refused(tmp_path):
     solved = [1.0, 1.0, 1.0, 1.0]
     run = train(tmp_path, [LIVE], [solved], [DEAD], replaced=0, max_steps=3, replay_retire_passes=4, **ONE_PROMPT)
     assert len(run.table) == 0
     assert run.counters["refused"] == 1
 
 
-def test_a_full_buffer_keeps_every_prompt(tmp_path: Any) -> None:
+def test_a_full_buffer_keeps_every_prompt(tmp_path):
     """One prompt's group is live in the first batch only, the other's in all: by score alone it is crowded out."""
     first, often = [1.0, 0, 0, 0], [1.0, 1.0, 0, 0]
     kept = {}
@@ -81,12 +75,12 @@ def test_a_full_buffer_keeps_every_prompt(tmp_path: Any) -> None:
     assert kept == {"heap": [4, 4, 4, 4], "prompt_balanced": [1, 3, 3, 3]}
 
 
-def by_prompt(scripts: dict[str, list[list[float]]]) -> Any:
+def by_prompt(scripts):
     """A reward function with a script for each prompt, whose last rewards go on for ever."""
     calls = dict.fromkeys(scripts, 0)
 
-    def scripted(prompts: list[str], **kwargs: Any) -> list[float]:
-        rewards: list[float] = []
+    def scripted(prompts, **kwargs):
+        rewards = []
         for prompt in prompts[::4]:
             script = scripts[prompt]
             rewards += script[min(calls[prompt], len(script) - 1)]
@@ -97,20 +91,20 @@ def by_prompt(scripts: dict[str, list[list[float]]]) -> Any:
 
 
 @pytest.mark.parametrize("sampler", ["proportional", "prompt_balanced", "uniform"])
-def test_chances_are_relative_to_the_least_likely_entry(tmp_path: Any, sampler: str) -> None:
+def test_chances_are_relative_to_the_least_likely_entry(tmp_path, sampler):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, HALF], [LIVE, DEAD, HALF], [DEAD] * 3), max_steps=4)
     session = trl_replay.attach(trainer, replay_sampler=sampler, replay_correction="per")
     seen = []
     place = session.step.decisions._fill_slots
 
-    def placed(*args: Any) -> Any:
+    def placed(*args):
         table = session.buffer.table
         chances = {"uniform": table.score * 0 + 1, "proportional": table.score}.get(sampler, table.score / table.peers)
         plan, priorities = place(*args)
         seen.extend((chances[entry] / chances.min(), priority) for entry, priority in priorities.items())
         return plan, priorities
 
-    session.step.decisions._fill_slots = placed  # type: ignore[method-assign]
+    session.step.decisions._fill_slots = placed
     trainer.train()
     assert len(seen) == 7
     assert [priority for _, priority in seen] == pytest.approx([chance for chance, _ in seen])

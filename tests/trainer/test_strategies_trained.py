@@ -1,15 +1,11 @@
 """Strategies through the real trainer, defaults included; tests/unit/test_strategies.py has every mix of them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from scenarios import train
 from support import DEAD, HALF, LIVE
 
 KINDS = ("scorer", "evictor", "sampler", "correction")
-MIX: list[tuple[str, ...]] = [
+MIX = [
     (),
     ("pass_rate", "heap", "uniform", "none"),
     ("reward_std", "reservoir", "proportional", "ratio"),
@@ -22,7 +18,7 @@ LIMITS = {"replay_max_age": 3, "replay_max_uses": 2, "replay_max_fraction": 0.7}
 
 
 @pytest.mark.parametrize("names", MIX, ids=lambda names: "-".join(names) or "defaults")
-def test_strategies_train_and_replay_within_the_limits(tmp_path: Any, names: tuple[str, ...]) -> None:
+def test_strategies_train_and_replay_within_the_limits(tmp_path, names):
     chosen = {f"replay_{kind}": name for kind, name in zip(KINDS, names, strict=False)}
     settings = {"max_completion_length": 2, "replay_buffer_size": 2, **chosen, **LIMITS}
     table = train(tmp_path, [LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], **settings).table
@@ -30,7 +26,7 @@ def test_strategies_train_and_replay_within_the_limits(tmp_path: Any, names: tup
     assert int(table.uses.max(initial=0)) <= 2
 
 
-def test_least_used_uses_each_of_a_files_groups_as_often_as_any_other(tmp_path: Any) -> None:
+def test_least_used_uses_each_of_a_files_groups_as_often_as_any_other(tmp_path):
     """A second run: one generation batch, whose later iterations are drawn from what an earlier run left."""
     rows = [
         {"prompt": f"{group}=", "completion": str(row), "reward": float(row == 0)}

@@ -1,14 +1,9 @@
 """What a success is: known while the reward that counts has two values, said where it is not, or given."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
-from scenarios import Run, train
+from scenarios import train
 from support import LIVE, Rewards
 
 pytestmark = pytest.mark.usefixtures("all_metrics")
@@ -19,7 +14,7 @@ JUDGED = ("replay/all_wrong_fraction", "replay/all_right_fraction")
 AT_ENDS = ("replay/lowest_fraction", "replay/highest_fraction")
 
 
-def scaled(batches: Sequence[Any], low: float, high: float) -> list[Any]:
+def scaled(batches, low, high):
     """Rewards of 0 and 1 in other units."""
     return [[[low + (high - low) * one for one in group] for group in batch] for batch in batches]
 
@@ -28,11 +23,11 @@ successes = partial(train, replaced=0, replay_retire_passes=4)
 """Trains where it counts what a success is."""
 
 
-def judged(run: Run) -> list[float]:
+def judged(run):
     return [run.session.metrics[key] for key in JUDGED]
 
 
-PAIRS: dict[str, tuple[float, float, dict[str, Any]]] = {
+PAIRS = {
     "0 and 1": (0.0, 1.0, {}),
     "-1 and 0": (-1.0, 0.0, {}),
     "successes of 0.3": (0.0, 0.3, {}),
@@ -42,7 +37,7 @@ PAIRS: dict[str, tuple[float, float, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_of_two_values_the_higher_one_passes(tmp_path: Path, pair: str) -> None:
+def test_of_two_values_the_higher_one_passes(tmp_path, pair):
     low, high, settings = PAIRS[pair]
     script = ([WRONG, RIGHT, LIVE], [WRONG] * 3, [RIGHT, RIGHT, LIVE])
     run = successes(tmp_path, *scaled(script, low, high), replaced=None, max_steps=3, **settings)
@@ -51,7 +46,7 @@ def test_of_two_values_the_higher_one_passes(tmp_path: Path, pair: str) -> None:
     assert "not known" not in run.session.explain()
 
 
-def test_a_constant_beside_accuracy_changes_nothing(tmp_path: Path) -> None:
+def test_a_constant_beside_accuracy_changes_nothing(tmp_path):
     """Format and accuracy: rewards of 1 and 2."""
     both = [Rewards([RIGHT] * 3, name="format"), Rewards([WRONG, LIVE, LIVE], name="accuracy")]
     run = successes(tmp_path, rewards=both, max_steps=2, replaced=None)
@@ -60,7 +55,7 @@ def test_a_constant_beside_accuracy_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_of_one_value_nothing_is_called_right_or_wrong(tmp_path: Path, value: float) -> None:
+def test_of_one_value_nothing_is_called_right_or_wrong(tmp_path, value):
     run = successes(tmp_path, [[value] * 4] * 3, max_steps=9)
     session = run.session
     assert session.metrics.keys().isdisjoint(JUDGED)
@@ -71,7 +66,7 @@ def test_of_one_value_nothing_is_called_right_or_wrong(tmp_path: Path, value: fl
     assert "passes" not in told.replace("replay_retire_passes", "").replace("training passes", "")
 
 
-def test_a_third_value_ends_what_needs_a_success_and_says_which_setting_to_give(tmp_path: Path) -> None:
+def test_a_third_value_ends_what_needs_a_success_and_says_which_setting_to_give(tmp_path):
     grade = Rewards([RIGHT, LIVE, LIVE], [GRADES, RIGHT, WRONG], name="grade")
     both = {"rewards": [grade, Rewards([WRONG] * 3, name="tone")], "beta": 0.1, "replaced": None}
     with pytest.warns(UserWarning, match="what a success is:") as caught:
@@ -87,7 +82,7 @@ def test_a_third_value_ends_what_needs_a_success_and_says_which_setting_to_give(
 
 
 @pytest.mark.parametrize("outlier", [-2e6, 2e6])
-def test_162_one_huge_reward_leaves_other_rewards_apart(tmp_path: Path, outlier: float) -> None:
+def test_162_one_huge_reward_leaves_other_rewards_apart(tmp_path, outlier):
     """Next to it, in the batch and ever after, 0 and 1 are two values: three in all, which tell no success."""
     once = [outlier, 0.0, 0.0, 1.0]
     with pytest.warns(UserWarning, match="replay_retire_passes=4 can't act"):
@@ -102,7 +97,7 @@ def test_162_one_huge_reward_leaves_other_rewards_apart(tmp_path: Path, outlier:
     assert run.counters["stored"] == 1, "no group counts as solved"
 
 
-def test_162_small_rewards_are_apart_and_rounding_errors_of_large_parts_are_not(tmp_path: Path) -> None:
+def test_162_small_rewards_are_apart_and_rounding_errors_of_large_parts_are_not(tmp_path):
     """Of three parts of about 1, sums of 0 and 1e-7 are one value; of one function of 1e-7 they are two."""
     script = [[-0.3] * 4, [-0.30000001192] * 4, [0.7] * 4]
     parts = [Rewards([[0.1] * 4] * 3, name="a"), Rewards([[0.2] * 4] * 3, name="b"), Rewards(script)]
@@ -111,19 +106,19 @@ def test_162_small_rewards_are_apart_and_rounding_errors_of_large_parts_are_not(
     assert judged(successes(tmp_path, *small, max_steps=1)) == pytest.approx([1 / 3, 1 / 3])
 
 
-def test_without_a_setting_that_needs_a_success_grades_are_no_matter(tmp_path: Path) -> None:
+def test_without_a_setting_that_needs_a_success_grades_are_no_matter(tmp_path):
     """Warnings are errors here; explain() names the value to set."""
     told = train(tmp_path, [GRADES, RIGHT, WRONG]).session.explain()
     assert "has had the values 0, 0.25, 0.5, 1; " in told
     assert "replay_pass_reward=1, if the best so far is one" in told
 
 
-def test_a_value_that_is_given_holds_for_grades_too(tmp_path: Path) -> None:
+def test_a_value_that_is_given_holds_for_grades_too(tmp_path):
     run = successes(tmp_path, [GRADES, RIGHT, WRONG], replaced=None, replay_pass_reward=0.5, max_steps=3)
     assert judged(run) == [pytest.approx(1 / 3)] * 2
 
 
-def test_a_curriculum_passes_over_nothing_while_it_is_not_known_what_is_solved(tmp_path: Path) -> None:
+def test_a_curriculum_passes_over_nothing_while_it_is_not_known_what_is_solved(tmp_path):
     with pytest.warns(UserWarning, match="the plugin 'skip_solved' can't act"):
         run = train(tmp_path, [RIGHT, RIGHT, GRADES], replay_plugins=["skip_solved"])
     prompts = run.session.prompts
@@ -132,13 +127,13 @@ def test_a_curriculum_passes_over_nothing_while_it_is_not_known_what_is_solved(t
     assert not (prompts.pass_rate >= 0).any(), "NaN"
 
 
-def test_resuming_goes_on_with_the_values_seen(tmp_path: Path) -> None:
+def test_resuming_goes_on_with_the_values_seen(tmp_path):
     train(tmp_path, [RIGHT, LIVE, LIVE], save_strategy="steps", save_steps=2, max_steps=2)
     run = train(tmp_path, [RIGHT] * 3, resume=str(tmp_path / "checkpoint-2"))
     assert run.session.metrics["replay/all_right_fraction"] == 1.0
 
 
-def test_the_anchor_of_graded_rewards_holds_what_is_dead_at_the_lowest_reward(tmp_path: Path) -> None:
+def test_the_anchor_of_graded_rewards_holds_what_is_dead_at_the_lowest_reward(tmp_path):
     """These groups stay, and dead ones above them are replaced."""
     part = [0.25] * 4
     settings = {"max_steps": 6, "beta": 0.1, "replay_kl": "all_wrong"}

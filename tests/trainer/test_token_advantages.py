@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -26,18 +24,18 @@ LUSPO = "an advantage for each token: luspo, sequence level, beta"
 NEWER = {LUSPO: since("1.14.0", "a KL term of luspo that leaves padding out")}
 
 
-def shares(*of_places: float) -> type:
+def shares(*of_places):
     """A trainer with these shares of a row's advantage, by place."""
     return type("Of", (Credit,), {"shares": torch.tensor(of_places * (32 // len(of_places)))})
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=NEWER.get(name, ())) for name in OF_TOKENS])
-def test_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+def test_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
     trainer, _ = follow(tmp_path, name)
     assert {loss["inputs"][ADVANTAGES].dim() for loss in trainer.losses} == {2}
 
 
-def test_copies_have_the_advantages_of_their_tokens(tmp_path: Any) -> None:
+def test_copies_have_the_advantages_of_their_tokens(tmp_path):
     chosen = {"replay_unfilled": "intra_batch", "replay_max_fraction": 0.4}
     _, after = train(tmp_path, *SCRIPT, trainer_class=Credit, **chosen).steps[0]
     size = [group.abs().sum() for group in (after[ADVANTAGES] * after["completion_mask"]).view(3, 4, -1)]
@@ -45,7 +43,7 @@ def test_copies_have_the_advantages_of_their_tokens(tmp_path: Any) -> None:
     assert size[1] > 0
 
 
-def test_rows_of_one_sign_get_one_weight_at_sequence_level_and_rows_of_both_are_refused(tmp_path: Any) -> None:
+def test_rows_of_one_sign_get_one_weight_at_sequence_level_and_rows_of_both_are_refused(tmp_path):
     settings = {"loss_type": "grpo", "learning_rate": 5e-2, **SEQUENCE}
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=shares(0.25, 0.5, 1.0, 2.0), **settings)
     trainer.correction = "topr"
@@ -54,8 +52,8 @@ def test_rows_of_one_sign_get_one_weight_at_sequence_level_and_rows_of_both_are_
         train(tmp_path, *SCRIPT, trainer_class=Credit, replay_correction="topr", **settings)
 
 
-def test_a_shift_makes_a_token_without_an_advantage_count_at_sequence_level(tmp_path: Any) -> None:
-    def halves_pauses(rows: Any, context: Any) -> Any:
+def test_a_shift_makes_a_token_without_an_advantage_count_at_sequence_level(tmp_path):
+    def halves_pauses(rows, context):
         weights = 1.0 - 0.5 * rows.advantages.eq(0)
         return trl_replay.Corrected(rows.logps, weights, rows.advantages.new_ones(len(weights)))
 
@@ -65,14 +63,14 @@ def test_a_shift_makes_a_token_without_an_advantage_count_at_sequence_level(tmp_
 
 
 @pytest.mark.parametrize("setting", ["joint", "split", "auto"])
-def test_advantages_computed_by_trls_rule_are_refused(tmp_path: Any, setting: str) -> None:
+def test_advantages_computed_by_trls_rule_are_refused(tmp_path, setting):
     """Also where those of all tokens of a row happen to be TRL's own."""
     settings = {**INJECTED, "replay_advantages": setting, "trainer_class": shares(1.0)}
     with pytest.raises(trl_replay.SeamError, match=f"replay_advantages='{setting}'.*replay_advantages='stored'"):
         train(tmp_path, [LIVE, HALF, LIVE], **settings)
 
 
-def test_tokens_that_cancel_are_not_dead_and_their_group_scores_by_their_sizes(tmp_path: Any) -> None:
+def test_tokens_that_cancel_are_not_dead_and_their_group_scores_by_their_sizes(tmp_path):
     run = train(tmp_path, [LIVE, DEAD, DEAD], [DEAD] * 3, trainer_class=shares(1.0, -1.0), max_steps=2)
     (found,) = run.table.row_advantage.tolist()
     assert [abs(value) for value in found] == pytest.approx([1.4998, 0.4999, 0.4999, 0.4999], abs=1e-3)
@@ -80,7 +78,7 @@ def test_tokens_that_cancel_are_not_dead_and_their_group_scores_by_their_sizes(t
     assert run.counters["dead"] == 5
 
 
-def test_one_a_row_in_two_dimensions_trains_as_in_one(tmp_path: Any) -> None:
+def test_one_a_row_in_two_dimensions_trains_as_in_one(tmp_path):
     for chosen in ({}, {**INJECTED, "replay_advantages": "joint"}):
         runs = [train(tmp_path, *SCRIPT, trainer_class=kind, **chosen) for kind in (COLUMN, Spy)]
         one, other = [(weights_hash(run.trainer), run.table.row_advantage.tolist()) for run in runs]
@@ -92,13 +90,13 @@ class Unknown(Credit):
 
     unknown: slice
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         batch[ADVANTAGES][0, self.unknown] = torch.nan
         return batch
 
 
-def test_nan_for_all_tokens_masks_a_row_and_for_some_is_refused(tmp_path: Any) -> None:
+def test_nan_for_all_tokens_masks_a_row_and_for_some_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([[1.0, 0.0, 1.0, 0.0], DEAD, HALF]), trainer_class=Unknown, max_steps=3)
     trainer.unknown = slice(None)
     run = train(trainer)
@@ -110,12 +108,12 @@ def test_nan_for_all_tokens_masks_a_row_and_for_some_is_refused(tmp_path: Any) -
         trainer.train()
 
 
-def times(factor: float) -> Any:
+def times(factor):
     """Plugin's advantages, in which the second row's is another."""
     return {"advantages": lambda groups: groups.advantages * np.array([1.0, factor, 1.0, 1.0])}
 
 
-def test_a_plugin_may_mask_rows_and_not_change_them(tmp_path: Any) -> None:
+def test_a_plugin_may_mask_rows_and_not_change_them(tmp_path):
     settings = {"trainer_class": Credit, "max_steps": 3}
     run = train(tmp_path, [HALF, DEAD, LIVE], hooks=times(np.nan), **settings)
     assert run.session.metrics["replay/masked_rows_fraction"] > 0
@@ -123,7 +121,7 @@ def test_a_plugin_may_mask_rows_and_not_change_them(tmp_path: Any) -> None:
         train(tmp_path, [HALF, DEAD, LIVE], hooks=times(2.0), **settings)
 
 
-def test_they_take_four_bytes_a_token_and_travel_through_files(tmp_path: Any) -> None:
+def test_they_take_four_bytes_a_token_and_travel_through_files(tmp_path):
     first = train(tmp_path, [LIVE, DEAD, DEAD], [DEAD] * 3, trainer_class=Credit, max_steps=3)
     again = train(
         tmp_path, [DEAD] * 3, trainer_class=Credit, max_steps=3,
@@ -138,8 +136,8 @@ def test_they_take_four_bytes_a_token_and_travel_through_files(tmp_path: Any) ->
 SAVES = {"save_strategy": "steps", "max_steps": 6, "save_steps": 3}
 
 
-def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path: Any) -> None:
-    def trained(resume: str | None = None) -> Any:
+def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path):
+    def trained(resume=None):
         rewards = Rewards(*SCRIPT)
         rewards.calls = 3 if resume else 0
         run = train(tmp_path, rewards=rewards, trainer_class=Credit, resume=resume, **SAVES)
@@ -148,19 +146,19 @@ def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path: Any) -> None:
     assert trained() == trained(str(tmp_path / "checkpoint-3"))
 
 
-def test_entries_with_token_advantages_are_refused_by_a_trainer_with_one_a_row(tmp_path: Any) -> None:
+def test_entries_with_token_advantages_are_refused_by_a_trainer_with_one_a_row(tmp_path):
     train(tmp_path, [LIVE, DEAD, HALF], trainer_class=Credit, **SAVES)
     with pytest.raises(trl_replay.BatchError, match="per-token advantages, but the batch has one per row"):
         train(tmp_path, [LIVE, DEAD, HALF], resume=str(tmp_path / "checkpoint-3"), **SAVES)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_84_a_batch_of_one_token_does_not_decide_how_advantages_are_laid_out(tmp_path: Any, first: int) -> None:
+def test_84_a_batch_of_one_token_does_not_decide_how_advantages_are_laid_out(tmp_path, first):
     """Advantages `(B, 1)`, and one batch in which every completion has one token."""
     batches = 0
 
-    class OfOneToken(COLUMN):  # type: ignore[misc, valid-type]
-        def _generate_single_turn(self, prompt_ids: Any, *others: Any, **named: Any) -> Any:
+    class OfOneToken(COLUMN):
+        def _generate_single_turn(self, prompt_ids, *others, **named):
             nonlocal batches
             batches += 1
             length = 1 if batches == first else 5

@@ -1,8 +1,6 @@
 """Replay's settings in the trackers' run configuration, with stand-ins for the trackers beneath transformers' own
 callbacks."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -27,22 +25,22 @@ CALLBACKS = {
     "mlflow": "MLflowCallback",
     "tensorboard": "TensorBoardCallback",
 }
-SETTINGS: dict[str, Any] = {"replay_buffer_size": 7, "replay_sampler": "uniform", "replay_max_age": 100}
+SETTINGS = {"replay_buffer_size": 7, "replay_sampler": "uniform", "replay_max_age": 100}
 
 
-def ours(values: Any) -> bool:
+def ours(values):
     return "replay_buffer_size" in values
 
 
 class Told(dict[str, Any]):
     """The calls to one tracker's run, and a switch that makes it refuse what is ours."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.refuses = False
         self.times = 0
 
-    def update(self, values: Any, allow_val_change: bool = False) -> None:  # type: ignore[override]
+    def update(self, values, allow_val_change=False):
         if ours(values):
             self.times += 1
             if self.refuses:
@@ -50,7 +48,7 @@ class Told(dict[str, Any]):
         super().update(values)
 
 
-def module(name: str, **contents: Any) -> ModuleType:
+def module(name, **contents):
     """A stand-in that `import` and `find_spec` find."""
     made = ModuleType(name)
     made.__spec__ = ModuleSpec(name, None, is_package=True)
@@ -59,23 +57,23 @@ def module(name: str, **contents: Any) -> ModuleType:
     return made
 
 
-def stand_in_wandb(told: Told) -> list[ModuleType]:
+def stand_in_wandb(told):
     run = SimpleNamespace(_label=lambda **kwargs: None, summary={})
     wandb = module("wandb", run=None, config=told, log=lambda values: None, termwarn=lambda *args, **kwargs: None)
-    wandb.init = lambda **kwargs: setattr(wandb, "run", run)  # type: ignore[attr-defined]
+    wandb.init = lambda **kwargs: setattr(wandb, "run", run)
     errors = module("wandb.sdk.lib.config_util", ConfigError=type("ConfigError", (Exception,), {}))
     return [wandb, module("wandb.sdk"), module("wandb.sdk.lib"), errors]
 
 
-def stand_in_trackio(told: Told) -> list[ModuleType]:
+def stand_in_trackio(told):
     space = SimpleNamespace(current_space_id=SimpleNamespace(get=lambda: None))
     nothing = {"init": lambda **kwargs: None, "log": lambda *args, **kwargs: None, "finish": lambda: None}
     return [module("trackio", config=told, context_vars=space, __version__="0.1", **nothing)]
 
 
-def stand_in_mlflow(told: Told) -> list[ModuleType]:
+def stand_in_mlflow(told):
     run = SimpleNamespace(info=SimpleNamespace(run_id="1"))
-    runs: list[Any] = []
+    runs = []
     limits = SimpleNamespace(MAX_PARAM_VAL_LENGTH=250, MAX_PARAMS_TAGS_PER_BATCH=100)
     mlflow = module(
         "mlflow",
@@ -92,29 +90,29 @@ def stand_in_mlflow(told: Told) -> list[ModuleType]:
     return [mlflow]
 
 
-def stand_in_tensorboard(told: Told) -> list[ModuleType]:
+def stand_in_tensorboard(told):
     class SummaryWriter:
-        def __init__(self, log_dir: str) -> None:
+        def __init__(self, log_dir):
             pass
 
-        def add_text(self, tag: str, text: str, step: int = 0) -> None:
+        def add_text(self, tag, text, step=0):
             if tag == "replay/settings":
                 told.update(json.loads(text))
 
-        def add_scalar(self, *args: Any) -> None:
+        def add_scalar(self, *args):
             pass
 
-        def flush(self) -> None:
+        def flush(self):
             pass
 
-        def close(self) -> None:
+        def close(self):
             pass
 
     return [module("tensorboardX", SummaryWriter=SummaryWriter)]
 
 
 @pytest.fixture
-def trackers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Told]:
+def trackers(monkeypatch):
     """Stand-ins for all of them, by `report_to`: what their runs were told."""
     makers = (stand_in_wandb, stand_in_trackio, stand_in_mlflow, stand_in_tensorboard)
     all_told = {name: Told() for name in TRACKERS}
@@ -125,15 +123,13 @@ def trackers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Told]:
     return all_told
 
 
-def expected(name: str, config: ReplayConfig) -> dict[str, Any]:
+def expected(name, config):
     settings = config.to_dict()
     return {key: str(value) for key, value in settings.items()} if name == "mlflow" else settings
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(
-    name: str, trackers: dict[str, Told], tmp_path: Any
-) -> None:
+def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(name, trackers, tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=name)
     session = trl_replay.attach(trainer, **SETTINGS)
     assert not ours(trackers[name])
@@ -147,13 +143,13 @@ def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(
     assert not any(ours(other) for each, other in trackers.items() if each != name)
 
 
-def test_the_settings_of_a_preset_are_told(trackers: dict[str, Told], tmp_path: Any) -> None:
+def test_the_settings_of_a_preset_are_told(trackers, tmp_path):
     train(tmp_path, *SCRIPT, replaced=0, max_steps=1, report_to="wandb", replay_preset="freshness/reward_half_life")
     assert trackers["wandb"]["replay_sampler"].startswith("freshness/half_life(half_life=346.57")
     assert trackers["wandb"]["replay_buffer_size"] == 512
 
 
-def test_training_with_trackers_is_that_without(trackers: dict[str, Told], tmp_path: Any) -> None:
+def test_training_with_trackers_is_that_without(trackers, tmp_path):
     hashes = []
     for report_to in ("none", list(TRACKERS)):
         trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3, report_to=report_to)
@@ -165,9 +161,7 @@ def test_training_with_trackers_is_that_without(trackers: dict[str, Told], tmp_p
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(
-    name: str, trackers: dict[str, Told], tmp_path: Any
-) -> None:
+def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(name, trackers, tmp_path):
     trackers[name].refuses = True
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=list(TRACKERS))
     session = trl_replay.attach(trainer, **SETTINGS)
@@ -179,12 +173,12 @@ def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(
     assert [ours(told) for told in trackers.values()] == [each != name for each in TRACKERS]
 
 
-def train_twice(trainer: Any) -> None:
+def train_twice(trainer):
     trainer.train()
     trainer.train()
 
 
-def test_every_train_tells_its_run_and_after_detach_none_is_told(trackers: dict[str, Told], tmp_path: Any) -> None:
+def test_every_train_tells_its_run_and_after_detach_none_is_told(trackers, tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to="wandb")
     with trl_replay.attached(trainer, **SETTINGS):
         train_twice(trainer)
@@ -193,7 +187,7 @@ def test_every_train_tells_its_run_and_after_detach_none_is_told(trackers: dict[
     assert trackers["wandb"].times == 2
 
 
-def test_a_tracker_that_comes_after_attach_is_told(trackers: dict[str, Told], tmp_path: Any) -> None:
+def test_a_tracker_that_comes_after_attach_is_told(trackers, tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1)
     trl_replay.attach(trainer, **SETTINGS)
     trainer.add_callback(WandbCallback())
@@ -201,12 +195,12 @@ def test_a_tracker_that_comes_after_attach_is_told(trackers: dict[str, Told], tm
     assert trackers["wandb"]["replay_buffer_size"] == 7
 
 
-def test_a_tracker_without_a_run_is_left_alone(trackers: dict[str, Told], tmp_path: Any) -> None:
+def test_a_tracker_without_a_run_is_left_alone(trackers, tmp_path):
     class Offline(WandbCallback):
-        def setup(self, *args: Any, **kwargs: Any) -> None:
+        def setup(self, *args, **kwargs):
             pass
 
-        def on_log(self, *args: Any, **kwargs: Any) -> None:
+        def on_log(self, *args, **kwargs):
             pass
 
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1)
@@ -216,9 +210,7 @@ def test_a_tracker_without_a_run_is_left_alone(trackers: dict[str, Told], tmp_pa
     assert not trackers["wandb"]
 
 
-def test_only_the_main_process_tells(
-    trackers: dict[str, Told], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_main_process_tells(trackers, tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1, report_to=list(TRACKERS))
     trl_replay.attach(trainer, **SETTINGS)
     monkeypatch.setattr(type(trainer), "is_world_process_zero", lambda self: False)
@@ -226,13 +218,11 @@ def test_only_the_main_process_tells(
     assert not any(trackers.values())
 
 
-def test_settings_that_json_does_not_know_are_told_as_text() -> None:
-    def own(table: Any, count: int, context: Any) -> Any:
+def test_settings_that_json_does_not_know_are_told_as_text():
+    def own(table, count, context):
         return list(range(count))
 
-    config = ReplayConfig(  # type: ignore[arg-type]
-        replay_sampler=own, replay_scorer="pass_rate(target=inf)"
-    )
+    config = ReplayConfig(replay_sampler=own, replay_scorer="pass_rate(target=inf)")
     told = config.to_dict()
     assert told["replay_sampler"].endswith("own")
     assert told["replay_scorer"] == "pass_rate(target=inf)"

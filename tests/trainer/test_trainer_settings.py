@@ -1,11 +1,8 @@
 """Every setting of `GRPOConfig` is in a test: those that a CPU can run are held against the loss by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scenarios import Scenario, follow, of_loss
@@ -16,7 +13,7 @@ FIELDS = {field.name for field in dataclasses.fields(GRPOConfig)} - {
     field.name for field in dataclasses.fields(TrainingArguments)
 }
 ENTROPY = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0, "entropy_coef_delta": 0.5}
-TABLE: dict[str, dict[str, Any]] = {
+TABLE = {
     "temperature": {"temperature": 0.7},
     "a temperature above 1, beta": {"temperature": 1.5, "beta": 0.1},
     "a temperature at sequence level": {
@@ -58,14 +55,14 @@ NOT_HERE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_188_the_loss_is_that_by_hand_with_the_settings_of_the_trainer(tmp_path: Any, name: str) -> None:
+def test_188_the_loss_is_that_by_hand_with_the_settings_of_the_trainer(tmp_path, name):
     missing = TABLE[name].keys() - {field.name for field in dataclasses.fields(GRPOConfig)}
     if missing:
         pytest.skip(f"this TRL release has no {', '.join(sorted(missing))}")
     follow(tmp_path, Scenario(TABLE[name], {}))
 
 
-def test_188_every_setting_of_the_trainer_is_in_a_test_or_has_a_reason() -> None:
+def test_188_every_setting_of_the_trainer_is_in_a_test_or_has_a_reason():
     tests = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("*.py"))
     set_in = {name for name in FIELDS if re.search(rf"\b{name}\"?\s*[=:]", tests)}
     excused = {name for names in NOT_HERE.values() for name in names}

@@ -3,13 +3,10 @@
 `make test` trains those of `FEW`, `make compat` all (`TRL_REPLAY_ALL_LOSSES=1`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ FEW = (
     "whole_loss_that_reads_advantages_again_for_nothing", "whole_loss_that_shapes_before",
 )  # fmt: skip
 CHOSEN = CASES if os.environ.get("TRL_REPLAY_ALL_LOSSES") else FEW
-SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+SETTINGS = {
     "dapo": ({"loss_type": "dapo"}, {}),
     "grpo with a reference, two iterations": (
         {"loss_type": "grpo", "beta": 0.1, "num_iterations": 2},
@@ -53,7 +50,7 @@ REFUSED = {
 """The others train right."""
 
 
-def trained(folder: Any, name: str, setting: str, compares: bool = False, **replay: Any) -> Any:
+def trained(folder, name, setting, compares=False, **replay):
     """A trainer of the case after 4 updates, its session, and how it was refused."""
     arguments, attached = SETTINGS[setting]
     arguments = {"max_steps": 4, "seed": 3, "learning_rate": 1e-2, "max_completion_length": 8, **arguments}
@@ -77,11 +74,11 @@ def trained(folder: Any, name: str, setting: str, compares: bool = False, **repl
 
 
 @pytest.fixture(scope="module")
-def stock_weights(tmp_path_factory: Any) -> Any:
+def stock_weights(tmp_path_factory):
     """Of each case and setting, the weights after stock's training."""
 
     @cache
-    def of(name: str, setting: str) -> torch.Tensor:
+    def of(name, setting):
         trainer, _, _ = trained(tmp_path_factory.mktemp("stock"), name, setting)
         return weights_of(trainer.model)
 
@@ -90,9 +87,7 @@ def stock_weights(tmp_path_factory: Any) -> Any:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", CHOSEN)
-def test_187_a_users_loss_trains_as_stock_while_nothing_is_replayed(
-    tmp_path: Any, name: str, setting: str, stock_weights: Any
-) -> None:
+def test_187_a_users_loss_trains_as_stock_while_nothing_is_replayed(tmp_path, name, setting, stock_weights):
     for way, idle in {"none": {"replay_max_fraction": 0.0}, "dry": {"replay_dry_run": True}}.items():
         trainer, session, refused = trained(tmp_path / way, name, setting, **idle)
         if not refused:
@@ -102,10 +97,8 @@ def test_187_a_users_loss_trains_as_stock_while_nothing_is_replayed(
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", CHOSEN)
-def test_187_a_users_loss_is_right_by_hand_with_replayed_rows_or_refused(
-    tmp_path: Any, name: str, setting: str
-) -> None:
-    replay: dict[str, Any] = {"replay_weight": WEIGHT}
+def test_187_a_users_loss_is_right_by_hand_with_replayed_rows_or_refused(tmp_path, name, setting):
+    replay = {"replay_weight": WEIGHT}
     if name == "scaled_with_rows_left_out":
         if setting == "dapo":
             pytest.skip("dapo's denominator is the batch's: no factor")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,24 +21,24 @@ STEPS = 16
 Texts = list[str]
 
 
-def correctness(completions: Texts, **_: Any) -> list[float]:
+def correctness(completions, **_):
     """One completion in ten or so begins with the answer."""
     return [2.0 * text.startswith(tuple("1234")) for text in completions]
 
 
-def whole_number(completions: Texts, **_: Any) -> list[float]:
+def whole_number(completions, **_):
     return [0.5 * text.strip().isdigit() for text in completions]
 
 
-def strict_format(completions: Texts, **_: Any) -> list[float]:
+def strict_format(completions, **_):
     return [0.5 * bool(re.fullmatch(r"\d+=\d+", text)) for text in completions]
 
 
-def soft_format(completions: Texts, **_: Any) -> list[float]:
+def soft_format(completions, **_):
     return [0.5 * bool(re.search(r"\d", text)) for text in completions]
 
 
-def count_marks(completions: Texts, **_: Any) -> list[float]:
+def count_marks(completions, **_):
     """Ever another value, as of tags counted and length taken off."""
     return [0.125 * text.count("=") - 0.001 * sum(map(ord, text)) for text in completions]
 
@@ -49,23 +46,23 @@ def count_marks(completions: Texts, **_: Any) -> list[float]:
 GIST = [correctness, whole_number, strict_format, soft_format, count_marks]
 
 
-def gist(folder: Path) -> Any:
+def gist(folder):
     """GSM8K: five functions, summed."""
     return make_trainer(folder, GIST, max_steps=STEPS)
 
 
-def spread(folder: Path) -> Any:
+def spread(folder):
     """One function whose value is ever another."""
     return make_trainer(folder, count_marks, max_steps=STEPS)
 
 
-def notebook(folder: Path) -> Any:
+def notebook(folder):
     """Messages for prompts and completions, a format and an accuracy, each 0 or 1."""
 
-    def format_reward(completions: Any, **_: Any) -> list[float]:
+    def format_reward(completions, **_):
         return [float(len(messages[0]["content"]) > 2) for messages in completions]
 
-    def accuracy_reward(completions: Any, solution: Texts, **_: Any) -> list[float]:
+    def accuracy_reward(completions, solution, **_):
         answers = [messages[0]["content"] for messages in completions]
         return [float(answer[:1] in wanted) for answer, wanted in zip(answers, solution, strict=True)]
 
@@ -74,7 +71,7 @@ def notebook(folder: Path) -> Any:
     return from_config(folder, [format_reward, accuracy_reward], rows, tokenizer)
 
 
-def from_config(folder: Path, functions: Any, rows: Any, tokenizer: Any, args: Any = None) -> Any:
+def from_config(folder, functions, rows, tokenizer, args=None):
     """A trainer from its own class, as scripts make it."""
     model = make_model(tokenizer, max_position_embeddings=2048)
     dataset = Dataset.from_list(rows * 64)
@@ -84,7 +81,7 @@ def from_config(folder: Path, functions: Any, rows: Any, tokenizer: Any, args: A
     )
 
 
-def arguments(folder: Path) -> dict[str, Any]:
+def arguments(folder):
     return {
         "output_dir": str(folder / "out"),
         "per_device_train_batch_size": 12,
@@ -109,20 +106,20 @@ class ScriptArguments:
     reward_funcs: list[str] = field(default_factory=lambda: ["accuracy"])
 
 
-def within(completions: Texts, most: int, **_: Any) -> list[float]:
+def within(completions, most, **_):
     return [float(len(text) <= most) / len(text or "-") for text in completions]
 
 
-def registry(scale: float) -> Mapping[str, Callable[..., list[float]]]:
+def registry(scale):
     """Functions by name: one that another makes, and one whose arguments are given."""
 
-    def cosine_scaled_reward(completions: Texts, **_: Any) -> list[float]:
+    def cosine_scaled_reward(completions, **_):
         return [scale * text.startswith(tuple("1234")) for text in completions]
 
     return {"accuracy": cosine_scaled_reward, "length": update_wrapper(partial(within, most=4), within)}
 
 
-def recipe(folder: Path) -> tuple[Any, ReplayConfig]:
+def recipe(folder):
     """A YAML of three dataclasses, and rewards by name from a registry, with weights."""
     settings = {**arguments(folder), "reward_funcs": ["accuracy", "length"], "reward_weights": [0.8, 0.2]}
     (folder / "recipe.yaml").write_text(yaml.safe_dump({**settings, "replay_reward": "cosine_scaled_reward"}))
@@ -135,31 +132,31 @@ def recipe(folder: Path) -> tuple[Any, ReplayConfig]:
 class Scoring(GRPOTrainer):
     """Overrides scoring to log a number of its own, and adds a bonus to what functions gave."""
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
         self._metrics["train"]["own/longest"].append(float(output["completion_mask"].sum(dim=1).max()))
         return output
 
-    def _calculate_rewards(self, *given: Any, **named: Any) -> Any:
+    def _calculate_rewards(self, *given, **named):
         return super()._calculate_rewards(*given, **named) + 1.0
 
 
 class Losing(GRPOTrainer):
     """Overrides the loss, to scale it."""
 
-    def compute_loss(self, *given: Any, **named: Any) -> Any:
+    def compute_loss(self, *given, **named):
         return 0.5 * super().compute_loss(*given, **named)
 
 
-def subclass(trainer_class: type, folder: Path) -> Any:
+def subclass(trainer_class, folder):
     return make_trainer(folder, correctness, trainer_class=trainer_class, max_steps=STEPS)
 
 
-def rollouts(form: str, folder: Path) -> Any:
+def rollouts(form, folder):
     return build(folder, form, trainer_class=GRPOTrainer, max_steps=STEPS)
 
 
-ACTS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+ACTS = {
     "five functions, the one that counts named": (gist, {"replay_reward": "correctness"}),
     "five functions, near-ties": (gist, {"replay_selector": "low_std(threshold=0.2)", "replay_record": "forward"}),
     "messages": (notebook, {}),
@@ -174,7 +171,7 @@ OWN = ("an environment with rewards of its own", "an agent with a tool")
 
 
 @pytest.mark.parametrize("form", [pytest.param(form, marks=OWN_REWARDS if form in OWN else ()) for form in ACTS])
-def test_replay_acts(tmp_path: Path, form: str) -> None:
+def test_replay_acts(tmp_path, form):
     make, settings = ACTS[form]
     made = make(tmp_path)
     trainer, config = made if isinstance(made, tuple) else (made, ReplayConfig())
@@ -183,14 +180,11 @@ def test_replay_acts(tmp_path: Path, form: str) -> None:
     assert session.totals.counters["replaced"] > 0, session.explain()
 
 
-SAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "five functions": (gist, "replay_reward"),
-    "one that never ties": (spread, "what to change: nothing"),
-}
+SAYS = {"five functions": (gist, "replay_reward"), "one that never ties": (spread, "what to change: nothing")}
 
 
 @pytest.mark.parametrize("form", SAYS)
-def test_where_nothing_is_replaced_it_is_said_what_to_set(tmp_path: Path, form: str) -> None:
+def test_where_nothing_is_replaced_it_is_said_what_to_set(tmp_path, form):
     make, remedy = SAYS[form]
     trainer = make(tmp_path)
     session = trl_replay.attach(trainer, replay_start=2)

@@ -1,13 +1,9 @@
 """What a run shows of its own accord: ten metrics, a line at its beginning and one at its end, and what it is."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-from advised import Log, outcome_of, told_of, with_settings
+from advised import outcome_of, told_of, with_settings
 from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 
@@ -25,27 +21,27 @@ TEN = {
 }  # fmt: skip
 
 
-def keys_of(trainer: Any) -> set[str]:
+def keys_of(trainer):
     return {key for entry in trainer.state.log_history for key in entry if key.startswith("replay/")}
 
 
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("strategy", ["steps", "epoch"])
-def test_a_run_with_the_defaults_logs_ten_metrics(tmp_path: Path, every: int, strategy: str) -> None:
+def test_a_run_with_the_defaults_logs_ten_metrics(tmp_path, every, strategy):
     run = train(tmp_path, *SCRIPT, max_steps=6, logging_steps=every, logging_strategy=strategy, replay_start=0)
     assert keys_of(run.trainer) - {"replay/lowest_fraction", "replay/highest_fraction"} == TEN
     assert {"replay/seconds", "replay/stored", "replay/drift_mean"} <= run.session.metrics.keys()
 
 
-def test_metrics_of_a_setting_in_use_are_logged(tmp_path: Path) -> None:
+def test_metrics_of_a_setting_in_use_are_logged(tmp_path):
     settings = {"replay_max_bytes": "1MB", "replay_correction": "topr", "replay_max_uses": 9, "replay_dry_run": False}
     run = train(tmp_path, *SCRIPT, max_steps=6, replay_start=0, **settings)
     assert {"replay/bytes", "replay/drift_mean", "replay/uses_mean"} <= keys_of(run.trainer)
 
 
-def test_losses_and_refusals_are_logged_where_they_are_not_0_over_all_batches_of_an_entry(tmp_path: Path) -> None:
+def test_losses_and_refusals_are_logged_where_they_are_not_0_over_all_batches_of_an_entry(tmp_path):
     """One batch of three has rows that nobody scored."""
-    unscored: list[float | None] = [None] * 4
+    unscored = [None] * 4
     rewards = Rewards([LIVE, HALF, DEAD], [unscored, LIVE, DEAD], [LIVE, HALF, DEAD], [LIVE, HALF, DEAD])
     trainer = make_trainer(tmp_path, rewards, max_steps=6, logging_steps=3)
     trl_replay.attach(trainer)
@@ -54,7 +50,7 @@ def test_losses_and_refusals_are_logged_where_they_are_not_0_over_all_batches_of
     assert counted == [4.0, 4.0] or counted == [4.0, None]
 
 
-def test_a_run_begins_and_ends_with_a_line_and_tells_what_it_is(tmp_path: Path, capsys: Any) -> None:
+def test_a_run_begins_and_ends_with_a_line_and_tells_what_it_is(tmp_path, capsys):
     rows = [{"prompt": "1=", "completion": str(number), "reward": float(number == 1)} for number in range(4)]
     (tmp_path / "teacher.jsonl").write_text("\n".join(map(json.dumps, rows)))
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3, num_iterations=2, beta=0.1)
@@ -72,7 +68,7 @@ def test_a_run_begins_and_ends_with_a_line_and_tells_what_it_is(tmp_path: Path, 
     assert repr(session).startswith(f"<Session: {what}")
 
 
-def test_a_further_update_logs_the_share_of_its_groups_that_were_drawn_anew(tmp_path: Path) -> None:
+def test_a_further_update_logs_the_share_of_its_groups_that_were_drawn_anew(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=8, num_iterations=2)
     session = trl_replay.attach(trainer, replay_iterations="replay", replay_start=0)
     trainer.train()
@@ -82,7 +78,7 @@ def test_a_further_update_logs_the_share_of_its_groups_that_were_drawn_anew(tmp_
     assert "drawn anew in further updates" in outcome_of(trainer.state.log_history).facts
 
 
-def by_default(metrics: dict[str, float], **settings: Any) -> dict[str, float]:
+def by_default(metrics, **settings):
     """Of all metrics of a batch, those that a log has with these settings."""
     config = ReplayConfig(**settings)
     return {
@@ -104,7 +100,7 @@ QUIET = {
 LATE = 31
 """The step from which on a run is sick."""
 DRY = {"replay_dry_run": True}
-SICK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+SICK = {
     "no gradient": ({"grad_norm": 0.0}, {}),
     "cut off": ({"completions/clipped_ratio": 0.97, "reward": 0.01, "replay/dead_fraction": 0.9,
                  "replay/all_right_fraction": 0.0}, {}),
@@ -143,8 +139,8 @@ OF_STOCK = {"steps without a reward", "sum alone", "dead, right or wrong"}
 """Rules for logs that replay has not counted."""
 
 
-def a_log(values: dict[str, Any], settings: dict[str, Any], sick_from: int) -> Log:
-    entries: list[dict[str, Any]] = []
+def a_log(values, settings, sick_from):
+    entries = []
     known = {name: value for name, value in settings.items() if name.startswith("replay_")}
     for step in range(1, 61):
         late = values if step >= sick_from else {}
@@ -158,7 +154,7 @@ def a_log(values: dict[str, Any], settings: dict[str, Any], sick_from: int) -> L
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES if rule.name not in OF_STOCK])
-def test_every_rule_applies_to_what_is_logged_by_default(rule: str) -> None:
+def test_every_rule_applies_to_what_is_logged_by_default(rule):
     values, settings = SICK[rule]
     log = list(a_log(values, settings, 1 if rule in ("stale buffer", "pays anything") else LATE))
     if rule == "evaluation falls":
@@ -171,7 +167,7 @@ def test_every_rule_applies_to_what_is_logged_by_default(rule: str) -> None:
     assert rule not in told_of(a_log({}, {}, LATE)), "a healthy run is not told so"
 
 
-def test_every_fact_that_a_rule_names_is_one_or_a_setting() -> None:
+def test_every_fact_that_a_rule_names_is_one_or_a_setting():
     known = {"entropy of its highest", "groups once at the lowest", "reward", "dead groups of NAME's", "NAME"}
     for values, settings in SICK.values():
         names = {name: value for name, value in settings.items() if name.startswith("replay_")}
@@ -182,8 +178,8 @@ def test_every_fact_that_a_rule_names_is_one_or_a_setting() -> None:
                 assert any(part.startswith(f"{name} ") for name in known | {"num_generations"}), part
 
 
-def test_states_and_counts_of_an_entry_are_as_they_were() -> None:
-    averaged: dict[str, list[float]] = {"replay/size": [], "replay/failed_rows": []}
+def test_states_and_counts_of_an_entry_are_as_they_were():
+    averaged = {"replay/size": [], "replay/failed_rows": []}
     for size, failed in ((1.0, 2.0), (3.0, 4.0)):
         log({"replay/size": size, "replay/failed_rows": failed}, averaged)
     assert averaged == {"replay/size": [3.0], "replay/failed_rows": [6.0]}

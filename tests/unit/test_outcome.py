@@ -1,10 +1,6 @@
 """What a log says of its run: cases of others, right or silent; sick ones told first."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
@@ -17,17 +13,17 @@ from trl_replay.extras.outcome.run import Run
 
 @pytest.mark.parametrize("norm", [0.0, float("nan")])
 @pytest.mark.parametrize("dead", [0.0, 0.5])
-def test_live_groups_without_a_gradient_are_told_first_and_alone(norm: float, dead: float) -> None:
+def test_live_groups_without_a_gradient_are_told_first_and_alone(norm, dead):
     assert told_of(logged(grad_norm=norm, frac_reward_zero_std=dead)) == ["no gradient"]
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.0156])
-def test_completions_that_are_nearly_all_cut_off_are_told_first_and_alone(reward: float) -> None:
+def test_completions_that_are_nearly_all_cut_off_are_told_first_and_alone(reward):
     log = logged(reward=reward, frac_reward_zero_std=0.875 if reward else 1.0, completions__clipped_ratio=0.97)
     assert told_of(log) == ["cut off"]
 
 
-def test_completions_that_all_end_at_the_limit_are_told_where_rewards_teach_little() -> None:
+def test_completions_that_all_end_at_the_limit_are_told_where_rewards_teach_little():
     cut = {"completions__clipped_ratio": 1.0, "rewards__accuracy__std": 0.1}
     assert told_of(logged(frac_reward_zero_std=0.997, reward=0.88, **cut)) == ["cut off"], "all get the same"
     flat = logged(reward=lambda step: 0.55 - step / 400, frac_reward_zero_std=0.1, **cut)
@@ -36,13 +32,13 @@ def test_completions_that_all_end_at_the_limit_are_told_where_rewards_teach_litt
     assert "cut off" not in told_of(rising), "it learns with what it writes before the limit"
 
 
-def windowed(dead: float, norm: float) -> list[dict[str, Any]]:
+def windowed(dead, norm):
     """A log of every tenth update, whose grad_norm is the last one's."""
     log = logged(40, frac_reward_zero_std=dead, grad_norm=norm, reward=lambda step: 0.4 + step / 100)
     return [{**entry, "step": 10 * entry["step"]} for entry in log]
 
 
-def test_a_gradient_of_0_may_be_of_a_dead_group_where_not_every_update_was_logged() -> None:
+def test_a_gradient_of_0_may_be_of_a_dead_group_where_not_every_update_was_logged():
     """With a group an update, as many updates have no gradient as groups are dead."""
     assert "no gradient" not in told_of(windowed(0.9, 0.0))
     assert told_of(windowed(0.3, 0.0)) == ["no gradient"], "0.3 ** 10: not all of them were dead"
@@ -53,7 +49,7 @@ def test_a_gradient_of_0_may_be_of_a_dead_group_where_not_every_update_was_logge
     assert "no gradient" not in told_of(log), "a batch in slices, of which one may be dead"
 
 
-def test_a_reward_below_zero_that_fell_is_told_first() -> None:
+def test_a_reward_below_zero_that_fell_is_told_first():
     fallen = logged(60, reward=lambda step: 0.5 - abs(step - 25) / 20, frac_reward_zero_std=0.6)
     assert told_of(fallen)[0] == "fallen reward"
     noisy = logged(reward=lambda step: -0.5 + 0.3 * (-1) ** step, frac_reward_zero_std=0.6)
@@ -62,7 +58,7 @@ def test_a_reward_below_zero_that_fell_is_told_first() -> None:
     assert "fallen reward" not in told_of(rising)
 
 
-def evaluated(log: list[dict[str, Any]], *values: float) -> list[dict[str, Any]]:
+def evaluated(log, *values):
     """The log with evaluations in equal distances."""
     every = len(log) // len(values)
     at = {every * (number + 1): value for number, value in enumerate(values)}
@@ -74,7 +70,7 @@ def evaluated(log: list[dict[str, Any]], *values: float) -> list[dict[str, Any]]
     return found
 
 
-def test_an_evaluation_that_falls_while_the_reward_rises_is_told_first_and_alone() -> None:
+def test_an_evaluation_that_falls_while_the_reward_rises_is_told_first_and_alone():
     rising = logged(reward=lambda step: 0.2 + step / 100)
     assert told_of(evaluated(rising, 0.3, 0.5, 0.4, 0.35)) == ["evaluation falls"]
     assert told_of(evaluated(rising, 0.5, 0.3)) == ["evaluation falls"]
@@ -93,9 +89,7 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_told_first_and_alone
         (0.5, 2, 'Set replay_preset="sample_efficient"', "Set GRPOConfig(num_iterations=2), or"),
     ],
 )
-def test_two_updates_come_first_and_replay_where_half_of_the_groups_are_dead(
-    dead: float, updates: int, words: str, not_words: str
-) -> None:
+def test_two_updates_come_first_and_replay_where_half_of_the_groups_are_dead(dead, updates, words, not_words):
     log = logged(20, frac_reward_zero_std=dead)
     if updates == 2:
         again = {"loss": 0.0, "grad_norm": 0.1, "step_time": 3.0}
@@ -119,7 +113,7 @@ def test_two_updates_come_first_and_replay_where_half_of_the_groups_are_dead(
         (0.9, -1.0, "dead, right or wrong"),
     ],
 )
-def test_the_advice_goes_by_the_dead_share_and_the_reward(dead: float, reward: float, rule: str) -> None:
+def test_the_advice_goes_by_the_dead_share_and_the_reward(dead, reward, rule):
     assert told_of(logged(8, frac_reward_zero_std=dead, reward=reward)) == [rule]
 
 
@@ -135,7 +129,7 @@ def test_the_advice_goes_by_the_dead_share_and_the_reward(dead: float, reward: f
         (2, 0.97, "two completions"),
     ],
 )
-def test_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(size: int | None, dead: float, rule: str) -> None:
+def test_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(size, dead, rule):
     """At a pass rate of 8 %, 85 % are dead at 2 completions, and 51 % at 8."""
     log = logged(8, frac_reward_zero_std=dead, reward=0.001)
     told = outcome_of(log, **({} if size is None else {"num_generations": size}))
@@ -151,22 +145,20 @@ def test_nearly_all_groups_fail_at_a_pass_rate_and_not_at_a_share(size: int | No
         (11 / 12, {"replay/all_wrong_fraction": 11 / 12, "replay/all_right_fraction": 1 / 12}, "stuck"),
     ],
 )
-def test_dead_groups_count_as_failing_by_what_is_known_of_their_rewards(
-    dead: float, values: dict[str, Any], rule: str
-) -> None:
+def test_dead_groups_count_as_failing_by_what_is_known_of_their_rewards(dead, values, rule):
     shares = {"frac_reward_zero_std": dead, "replay/dead_fraction": dead}
     log = [{"step": step, "loss": 0.0, "reward": 1.0, **shares, **values} for step in range(1, 13)]
     assert told_of(log, replay_dry_run=True) == [rule]
 
 
-def test_a_reward_function_that_never_paid_is_named_from_trls_own_log() -> None:
+def test_a_reward_function_that_never_paid_is_named_from_trls_own_log():
     log = logged(12, rewards__format__mean=0.0, rewards__format__std=0.0)
     assert said_of(log).startswith("what to change: No completion was ever paid by 'format', so it trains nothing.")
     paid_once = [{**log[0], "rewards/format/mean": 0.1, "rewards/format/std": 0.3}, *log[1:]]
     assert "ever paid" not in said_of(paid_once)
 
 
-def test_a_policy_that_became_deterministic_is_told_before_all_else_with_what_led_there() -> None:
+def test_a_policy_that_became_deterministic_is_told_before_all_else_with_what_led_there():
     """Half of its prompts pass and half fail, each in every completion: nothing is left to replay for."""
     late = {"frac_reward_zero_std": lambda step: 0.3 if step < 31 else 0.96, "reward": 0.4}
     log = logged(60, entropy=lambda step: 0.8 if step < 31 else 0.01, **late)
@@ -179,7 +171,7 @@ def test_a_policy_that_became_deterministic_is_told_before_all_else_with_what_le
     assert found == ["deterministic", "no correction", "overused"]
 
 
-def test_a_healthy_run_and_too_short_a_log_are_told_no_fault() -> None:
+def test_a_healthy_run_and_too_short_a_log_are_told_no_fault():
     replayed = {"replay/dead_fraction": 0.3, "replay/replaced_fraction": 0.2, "replay/dead_fraction_after": 0.05}
     log = [{**entry, **replayed} for entry in logged(reward=lambda step: 0.2 + step / 100)]
     assert said_of(log) == (
@@ -188,8 +180,8 @@ def test_a_healthy_run_and_too_short_a_log_are_told_no_fault() -> None:
     assert "7 were logged, and 8 are needed, best with logging_steps=1" in said_of(log[:7])
 
 
-def test_the_outcome_tells_completions_updates_and_time_and_the_groups_of_further_updates() -> None:
-    log: list[dict[str, Any]] = []
+def test_the_outcome_tells_completions_updates_and_time_and_the_groups_of_further_updates():
+    log = []
     shares = {"replay/dead_fraction": 0.5, "replay/dead_fraction_after": 0.1, "replay/replaced_fraction": 0.25}
     for step in range(1, 41):
         if step % 2:
@@ -211,22 +203,22 @@ def test_the_outcome_tells_completions_updates_and_time_and_the_groups_of_furthe
     }
 
 
-def test_least_shares_of_all_wrong_and_all_right_groups_are_told_where_rewards_are_0_and_1() -> None:
+def test_least_shares_of_all_wrong_and_all_right_groups_are_told_where_rewards_are_0_and_1():
     facts = outcome_of(logged(8, frac_reward_zero_std=0.7, reward=0.5)).facts
     assert (facts["all wrong"], facts["all right"]) == ("at least 20.0%", "at least 20.0%")
     assert "all wrong" not in outcome_of(logged(8, rewards__accuracy__std=0.3, reward=0.4)).facts
 
 
-def timed(generating: float, training: float, updates: int = 16, **last: float) -> list[dict[str, Any]]:
+def timed(generating, training, updates=16, **last):
     """A log of two updates a batch."""
-    log: list[dict[str, Any]] = []
+    log = []
     for step in range(1, updates + 1):
         of_batch = {"frac_reward_zero_std": 0.5, "reward": 0.1} if step % 2 else {}
         log.append({"step": step, "loss": 0.0, "step_time": generating if step % 2 else training, **of_batch})
     return [*log, {"step": updates, **last}] if last else log
 
 
-def test_the_time_of_generation_is_told_by_updates_that_train_on_a_batch_again() -> None:
+def test_the_time_of_generation_is_told_by_updates_that_train_on_a_batch_again():
     assert outcome_of(timed(7.0, 2.0)).generation_passes == pytest.approx(2.5)
     log = timed(7.0, 2.0, train_runtime=16 * 4.5 + 16 * 0.5)
     assert outcome_of(log).generation_passes == pytest.approx(5.0 / 2.5), "half a second is in no step_time"
@@ -260,7 +252,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", [*FORMS, "log.parquet"])
-def test_each_form_of_a_log_is_told_what_its_run_shows(form: str, tmp_path: Path, said: Any) -> None:
+def test_each_form_of_a_log_is_told_what_its_run_shows(form, tmp_path, said):
     entries = logged(reward=lambda step: 0.2 + step / 80, frac_reward_zero_std=0.125)
     entries += [{"step": 40, "eval_reward": 0.6}, {"step": 40, "train_runtime": 500.0}]
     if form in FORMS:
@@ -297,9 +289,7 @@ def test_each_form_of_a_log_is_told_what_its_run_shows(form: str, tmp_path: Path
         ("steps.jsonl", '{"epoch": 1, "frac_reward_zero_std": 0.5}', "name the column 'step'"),
     ],
 )
-def test_an_odd_log_is_an_error_that_names_the_file_what_is_wrong_and_what_is_read(
-    name: str, text: str, words: str, tmp_path: Path, said: Any
-) -> None:
+def test_an_odd_log_is_an_error_that_names_the_file_what_is_wrong_and_what_is_read(name, text, words, tmp_path, said):
     (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     told = " ".join(said("report", tmp_path / name, fails=True).split())
     assert told.startswith(f"trl-replay: {tmp_path / name} ")
@@ -307,7 +297,7 @@ def test_an_odd_log_is_an_error_that_names_the_file_what_is_wrong_and_what_is_re
     assert "Give a run's output_dir, one of its checkpoints, or trainer_state.json; or a table" in told
 
 
-def test_a_folder_without_a_log_and_one_that_is_not_there_are_refused(tmp_path: Path, said: Any) -> None:
+def test_a_folder_without_a_log_and_one_that_is_not_there_are_refused(tmp_path, said):
     assert "neither trainer_state.json nor a complete checkpoint" in said("report", tmp_path, fails=True)
     assert "does not exist" in said("report", tmp_path / "none", fails=True)
     assert "give a number of at least 2" in said("report", tmp_path, "--num_generations", 1, fails=True)
@@ -315,14 +305,14 @@ def test_a_folder_without_a_log_and_one_that_is_not_there_are_refused(tmp_path: 
 
 @pytest.mark.parametrize("odd", [float("nan"), None, "x", 10**400, [], True, False])
 @pytest.mark.parametrize("name", ["step", "frac_reward_zero_std", "reward", "replay/dead_fraction", "grad_norm"])
-def test_a_value_that_is_no_number_costs_its_step_alone(odd: Any, name: str) -> None:
+def test_a_value_that_is_no_number_costs_its_step_alone(odd, name):
     log = logged(12)
     found = outcome_of([*log, {**logged(13)[-1], name: odd}])
     assert str(found).startswith("reward 0.34 → 0.34 over ")
     assert found.facts["dead groups"] == "30.0%"
 
 
-def test_two_runs_in_one_log_are_told_apart(tmp_path: Path, said: Any) -> None:
+def test_two_runs_in_one_log_are_told_apart(tmp_path, said):
     first, second = logged(30, reward=0.1), logged(40, reward=0.6)
     (tmp_path / "log.json").write_text(json.dumps([*first, *second]))
     told = " ".join(said("report", tmp_path / "log.json").split())
@@ -330,14 +320,14 @@ def test_two_runs_in_one_log_are_told_apart(tmp_path: Path, said: Any) -> None:
     assert "This log holds 2 runs" in told
 
 
-def test_what_stood_beyond_the_checkpoint_that_a_run_was_resumed_from_is_gone(tmp_path: Path) -> None:
+def test_what_stood_beyond_the_checkpoint_that_a_run_was_resumed_from_is_gone(tmp_path):
     (tmp_path / "log.json").write_text(json.dumps([*logged(30, reward=0.1), *logged(40, reward=0.6)[20:]]))
     run = Run.of_folder(tmp_path / "log.json")
     assert (run.runs, [entry["step"] for entry in run.steps]) == (1, list(range(1, 41)))
     assert run.numbers("reward") == [0.1] * 20 + [0.6] * 20
 
 
-def test_what_no_number_tells_is_noted(write_log: Any, said: Any) -> None:
+def test_what_no_number_tells_is_noted(write_log, said):
     few = " ".join(said("report", write_log({"loss": 0.0, "frac_reward_zero_std": 0.1, "reward": 0.1}, 8)).split())
     assert "If you set scale_rewards='batch'" in few
     many = {"loss": 0.0, "frac_reward_zero_std": 0.7, "reward": 0.1}
@@ -347,13 +337,13 @@ def test_what_no_number_tells_is_noted(write_log: Any, said: Any) -> None:
     assert "The settings are not known" in " ".join(said("report", write_log(replayed, 8)).split())
 
 
-def test_a_reward_that_was_not_logged_is_refused_with_those_that_were(write_log: Any, said: Any) -> None:
+def test_a_reward_that_was_not_logged_is_refused_with_those_that_were(write_log, said):
     path = write_log(logged(1)[0], 8)
     assert "has no reward 'style'. It has: reward, accuracy." in said("report", path, "--reward", "style", fails=True)
     assert "accuracy 0.34 → 0.34" in said("report", path, "--reward", "accuracy")
 
 
 @pytest.mark.parametrize("missing", ["reward", "epoch", "grad_norm", "step_time", "num_tokens", "entropy"])
-def test_a_log_that_lacks_a_metric_is_told_the_rest(missing: str, write_log: Any, said: Any) -> None:
+def test_a_log_that_lacks_a_metric_is_told_the_rest(missing, write_log, said):
     (entry,) = logged(1)
     said("report", write_log({name: value for name, value in entry.items() if name != missing}, 12))

@@ -1,7 +1,5 @@
 """Every room of the code has a ceiling, so that what is added is paid for by what is taken away."""
 
-from __future__ import annotations
-
 import ast
 import io
 import sys
@@ -27,7 +25,7 @@ HOW = (
 )
 
 
-def code_tokens(source: str) -> int:
+def code_tokens(source):
     """Tokens of a module but for comments, docstrings, brackets, commas, and layout."""
     documentation = {
         line
@@ -42,9 +40,9 @@ def code_tokens(source: str) -> int:
 
 
 @cache
-def sizes() -> dict[str, int]:
+def sizes():
     """Code tokens of each room: a folder or module of the package, a plugin, tests, benchmarks, examples, docs."""
-    found: dict[str, int] = {}
+    found = {}
     for path in sorted(ROOT.glob("*/**/*.py")):
         parts = path.relative_to(ROOT).parts
         if parts[0] not in ("trl_replay", "plugins", "tests", "benchmarks", "examples", "docs"):
@@ -54,30 +52,30 @@ def sizes() -> dict[str, int]:
     return {room: size for room, size in found.items() if size}
 
 
-def test_tokens_are_counted_without_comments_docstrings_and_layout() -> None:
+def test_tokens_are_counted_without_comments_docstrings_and_layout():
     source = 'def f(a, b):  # adds\n    """Add."""\n    return a + b\n'
     assert code_tokens(source) == len(["def", "f", "a", "b", ":", "return", "a", "+", "b"])
 
 
 @pytest.mark.parametrize("room", sorted({*CEILINGS["rooms"], *sizes()}))
-def test_a_room_is_no_larger_than_its_ceiling(room: str) -> None:
+def test_a_room_is_no_larger_than_its_ceiling(room):
     assert room in CEILINGS["rooms"], f"{room} is new, and has no ceiling. {HOW}"
     assert room in sizes(), f"{room} is gone: take its ceiling away"
     assert sizes()[room] <= CEILINGS["rooms"][room], f"{room} has {sizes()[room]} code tokens. {HOW}"
 
 
 @pytest.mark.parametrize("room", CEILINGS["rooms"])
-def test_a_ceiling_leaves_little_slack(room: str) -> None:
+def test_a_ceiling_leaves_little_slack(room):
     """At most 2 percent, or 60 tokens of a small room: what was taken away stays away."""
     slack = CEILINGS["rooms"][room] - sizes().get(room, 0)
     assert slack <= max(0.02 * sizes().get(room, 0), 60), f"lower the ceiling of {room} to {sizes().get(room, 0)}"
 
 
-def test_all_rooms_together_are_no_larger_than_the_total() -> None:
+def test_all_rooms_together_are_no_larger_than_the_total():
     assert sum(CEILINGS["rooms"].values()) <= TOTAL
 
 
-def test_there_are_no_more_modules_settings_and_files_of_a_batch_than_allowed() -> None:
+def test_there_are_no_more_modules_settings_and_files_of_a_batch_than_allowed():
     from trl_replay.setup.config import ReplayConfig
 
     modules = [path for path in (ROOT / "trl_replay").rglob("*.py") if code_tokens(path.read_text(encoding="utf-8"))]

@@ -1,9 +1,5 @@
 """One copy to the device: what arrives is what was sent."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 import waits
 
@@ -20,7 +16,7 @@ SENT = {
 }
 
 
-def test_tensors_of_all_kinds_arrive_in_one_copy_that_nobody_waits_for(monkeypatch: Any) -> None:
+def test_tensors_of_all_kinds_arrive_in_one_copy_that_nobody_waits_for(monkeypatch):
     waits.Device().install(monkeypatch.setattr)
     waits.OURS.clear()
     with waits.Watched():
@@ -39,5 +35,5 @@ def test_tensors_of_all_kinds_arrive_in_one_copy_that_nobody_waits_for(monkeypat
         )
 
 
-def test_on_the_cpu_nothing_is_copied() -> None:
+def test_on_the_cpu_nothing_is_copied():
     assert send({0: SENT["whole"]}, torch.device("cpu"))[0] is SENT["whole"]

@@ -1,9 +1,5 @@
 """With nothing to replay Unsloth's trainer trains bit for bit as without, and so it does once replay is taken off."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from real_unsloth import trainer_of
@@ -15,7 +11,7 @@ from transformers import TrainerCallback
 import trl_replay
 
 TWO = {"per_device_train_batch_size": 6, "steps_per_generation": 2}
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
+CONFIGURATIONS = {
     "dapo": {},
     "accumulation": {"gradient_accumulation_steps": 2, **TWO},
     "two iterations": {"num_iterations": 2},
@@ -30,20 +26,20 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(folder: Any, **settings: Any) -> Any:
+def made(folder, **settings):
     if settings.get("beta"):
         settings["model"] = loadable_model(folder)
     torch.manual_seed(0)
     return trainer_of(folder, Rewards(*SCRIPT), **{"max_steps": 6, "learning_rate": 2e-2, **settings})
 
 
-def result(trainer: Any) -> tuple[str, list[float]]:
+def result(trainer):
     """The weights, and all losses."""
     return weights_hash(trainer), [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_training_is_that_without_replay_bit_for_bit(tmp_path: Any, name: str) -> None:
+def test_training_is_that_without_replay_bit_for_bit(tmp_path, name):
     results = []
     for attached in (False, True):
         trainer = made(tmp_path, **CONFIGURATIONS[name])
@@ -58,16 +54,16 @@ def test_training_is_that_without_replay_bit_for_bit(tmp_path: Any, name: str) -
 class Detach(TrainerCallback):
     """Takes replay off after the first update."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer):
         self.trainer = trainer
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 1:
             trl_replay.detach(self.trainer)
 
 
 @pytest.mark.parametrize("name", ["two iterations", "beta, two iterations of two updates", "two updates a generation"])
-def test_what_is_left_of_a_batch_when_replay_is_taken_off_trains_as_without_it(tmp_path: Any, name: str) -> None:
+def test_what_is_left_of_a_batch_when_replay_is_taken_off_trains_as_without_it(tmp_path, name):
     results = []
     for attached in (False, True):
         trainer = made(tmp_path, **CONFIGURATIONS[name])
@@ -80,7 +76,7 @@ def test_what_is_left_of_a_batch_when_replay_is_taken_off_trains_as_without_it(t
     assert "compute_loss" not in trainer.__dict__
 
 
-def test_a_run_that_resumes_ends_as_one_that_was_never_interrupted(tmp_path: Any) -> None:
+def test_a_run_that_resumes_ends_as_one_that_was_never_interrupted(tmp_path):
     ends = []
     for checkpoint in (None, str(tmp_path / "checkpoint-3")):
         trainer = made(tmp_path, save_strategy="steps", save_steps=3)
@@ -93,7 +89,7 @@ def test_a_run_that_resumes_ends_as_one_that_was_never_interrupted(tmp_path: Any
     assert ends[0] == ends[1]
 
 
-def test_evaluation_in_the_midst_of_training_goes_around_replay(tmp_path: Any) -> None:
+def test_evaluation_in_the_midst_of_training_goes_around_replay(tmp_path):
     from datasets import Dataset
 
     evaluated = Dataset.from_list([{"prompt": "7="}, {"prompt": "12345="}])

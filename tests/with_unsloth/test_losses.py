@@ -1,9 +1,5 @@
 """Loss and gradient of every training step against those written down by hand, in Unsloth's trainer."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import replaying
 import torch
@@ -13,7 +9,7 @@ from scenarios import COMBINATIONS, SCRIPT, follow
 from support import Rewards
 
 ALL_TOKENS = {"top_entropy_quantile": 1.0}
-CHANGED: dict[str, dict[str, Any]] = {
+CHANGED = {
     "sapo, high-entropy tokens": ALL_TOKENS,
     "token weights: a mask, grpo, high-entropy tokens": ALL_TOKENS,
     "truncated completions masked, beta": {"max_completion_length": 40, "max_steps": 8},
@@ -23,14 +19,12 @@ REFUSED = {"entropy bonus", "rows: joint, truncated completions masked"}
 
 
 @pytest.mark.parametrize("name", [name for name in COMBINATIONS if name not in REFUSED])
-def test_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+def test_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
     follow(tmp_path, name, trainer_of, **CHANGED.get(name, {}))
 
 
 @pytest.mark.parametrize("name", ["dapo", "excluded, grpo, accumulation", "LoRA, beta"])
-def test_the_packed_forward_has_the_same_gradient_with(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_the_packed_forward_has_the_same_gradient_with(tmp_path, monkeypatch, name):
     """Unsloth's default, which puts all rows of a micro-batch into one."""
     monkeypatch.setenv("UNSLOTH_GRPO_SEQ_PACKING", "1")
     trainer, _ = follow(tmp_path, name, trainer_of)
@@ -38,21 +32,21 @@ def test_the_packed_forward_has_the_same_gradient_with(
 
 
 @pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 6, "steps_per_generation": 2}])
-def test_what_unsloth_scored_are_the_models_log_probs(tmp_path: Any, settings: dict[str, Any]) -> None:
+def test_what_unsloth_scored_are_the_models_log_probs(tmp_path, settings):
     follow_scored(tmp_path, **settings)
 
 
 class Scaled(Followed):
     """Gradients are those by hand times the scale of single-precision gradients of a loss in half precision."""
 
-    def compare_gradients(self, loss: torch.Tensor) -> None:
+    def compare_gradients(self, loss):
         self.expected = self.expected * self.accelerator.scaler.get_scale()
         super().compare_gradients(loss)
 
 
 @pytest.mark.parametrize("name", ["dapo", "excluded, grpo, accumulation"])
-def test_a_scaler_of_gradients_multiplies_ours_too(tmp_path: Any, name: str) -> None:
-    def scaled(*args: Any, **settings: Any) -> Any:
+def test_a_scaler_of_gradients_multiplies_ours_too(tmp_path, name):
+    def scaled(*args, **settings):
         trainer = trainer_of(*args, trainer_class=Scaled, **settings)
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         return trainer
@@ -60,9 +54,9 @@ def test_a_scaler_of_gradients_multiplies_ours_too(tmp_path: Any, name: str) -> 
     follow(tmp_path, name, scaled)
 
 
-def without_pads(batch: Any, row: int, pad: int, original: Any = replaying.original) -> dict[str, Any]:
+def without_pads(batch, row, pad, original=replaying.original):
     """A row of which Unsloth's loss drops the pad tokens, as if they had not been generated."""
-    found: dict[str, Any] = original(batch, row, pad)
+    found = original(batch, row, pad)
     kept = found["ids"] != pad
     return {
         key: value[kept] if torch.is_tensor(value) and value.shape == kept.shape and key != "prompt" else value
@@ -71,9 +65,7 @@ def without_pads(batch: Any, row: int, pad: int, original: Any = replaying.origi
 
 
 @pytest.mark.parametrize("kind", ["grpo", "bnpo"])
-def test_pad_tokens_in_completions_are_left_out_as_by_unsloth(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_pad_tokens_in_completions_are_left_out_as_by_unsloth(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(replaying, "original", without_pads)
     monkeypatch.setattr("real_unsloth.original", without_pads)
     settings = {"generation_kwargs": {}, "max_completion_length": 12, "importance_sampling_level": "sequence"}

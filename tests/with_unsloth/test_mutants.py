@@ -1,10 +1,6 @@
 """Damages what lies between Unsloth's loss and the tap, one change at a time: the comparison by hand must notice."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -16,66 +12,65 @@ from trl_replay.compat import OLD_LOGPS
 from trl_replay.extras.unsloth import layout
 from trl_replay.extras.unsloth import loss as unsloth
 from trl_replay.extras.unsloth.contract import UNSLOTH_LEFT_PAD, LeftPacked
-from trl_replay.loss.micro_batch import MicroBatch
 from trl_replay.loss.tap import Tap
 
 Patch = pytest.MonkeyPatch
 EXCLUDED, ITERATED = "excluded, grpo, accumulation", "dr_grpo, two iterations"
 
 
-def shift(patch: Patch, name: str) -> None:
+def shift(patch, name):
     stock = getattr(LeftPacked, name)
     patch.setattr(LeftPacked, name, lambda self, *given: stock(self, *given).roll(1, dims=1))
 
 
-def packs_off_by_one(patch: Patch) -> None:
+def packs_off_by_one(patch):
     shift(patch, "pack")
 
 
-def unpacks_off_by_one(patch: Patch) -> None:
+def unpacks_off_by_one(patch):
     shift(patch, "unpack")
 
 
-def as_trl_has_them(patch: Patch) -> None:
+def as_trl_has_them(patch):
     """Old log-probs are given as in TRL, `(b, C)`: Unsloth's loss then takes M for 0."""
     patch.setattr(LeftPacked, "pack", lambda self, values, width: values)
 
 
-def completions_first(patch: Patch) -> None:
+def completions_first(patch):
     """What is packed begins where the completion of the row with the most padding does."""
 
-    def pack(self: Any, values: Any, width: int) -> Any:
+    def pack(self, values, width):
         return torch.nn.functional.pad(values, (0, width - values.size(1)))
 
     patch.setattr(LeftPacked, "pack", pack)
 
 
-def gradients_are_not_scaled(patch: Patch) -> None:
+def gradients_are_not_scaled(patch):
     patch.setattr(unsloth.ScaledGradient, "apply", lambda values, factor: values)
 
 
-def gradients_are_scaled_twice(patch: Patch) -> None:
+def gradients_are_scaled_twice(patch):
     scale = unsloth.ScaledGradient.apply
     patch.setattr(unsloth.ScaledGradient, "apply", lambda values, factor: scale(values, factor * factor))
 
 
-def stored_log_probs_are_ignored(patch: Patch) -> None:
+def stored_log_probs_are_ignored(patch):
     patch.setattr("trl_replay.loss.supply.Supply.put_into", lambda self, micro, logps: torch.zeros_like(logps).bool())
 
 
-def advantages_are_not_weighed(patch: Patch) -> None:
+def advantages_are_not_weighed(patch):
     """The correction's weights do not reach the loss."""
     patch.setattr("trl_replay.loss.supply._signal", lambda advantages, *others: advantages)
 
 
-def silent_rows_train(patch: Patch) -> None:
+def silent_rows_train(patch):
     patch.setattr("trl_replay.loss.micro_batch.MicroBatch.silence", lambda self, rows, logps: None)
 
 
-def references_stay_packed(patch: Patch) -> None:
+def references_stay_packed(patch):
     """What Unsloth scored goes on with its columns cut off at the completions' width."""
 
-    def as_trl(trainer: Any, batch: Any) -> Any:
+    def as_trl(trainer, batch):
         width = batch["completion_ids"].size(1)
         cut = {key: value[:, :width].clone() for key, value in unsloth._packable(batch).items()}
         return {key: value for key, value in {**batch, **cut}.items() if key != UNSLOTH_LEFT_PAD}
@@ -83,11 +78,11 @@ def references_stay_packed(patch: Patch) -> None:
     patch.setattr(unsloth, "as_trl", as_trl)
 
 
-def old_ones_of_the_batch_are_lost(patch: Patch) -> None:
+def old_ones_of_the_batch_are_lost(patch):
     """Of rows with old log-probs in the batch, the loss gets the present ones."""
     logps = Tap.logps
 
-    def tapped(self: Tap, micro: MicroBatch, result: Any) -> Any:
+    def tapped(self, micro, result):
         micro.batch.pop(OLD_LOGPS, None)
         return logps(self, micro, result)
 
@@ -95,7 +90,7 @@ def old_ones_of_the_batch_are_lost(patch: Patch) -> None:
 
 
 SCORED = "what Unsloth scored"
-MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
+MUTANTS = {
     "packs off by one": (packs_off_by_one, "dapo"),
     "unpacks off by one": (unpacks_off_by_one, "dapo"),
     "as TRL has them": (as_trl_has_them, ITERATED),
@@ -111,7 +106,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_noticed(tmp_path: Any, monkeypatch: Patch, name: str) -> None:
+def test_a_mutant_is_noticed(tmp_path, monkeypatch, name):
     """By the comparison alone: the probe at attach is left out."""
     damage, combination = MUTANTS[name]
     monkeypatch.setattr(layout, "check_layout", lambda trainer: None)
@@ -130,7 +125,7 @@ PROBED = ["packs off by one", "unpacks off by one", "as TRL has them", "completi
 
 
 @pytest.mark.parametrize("name", PROBED)
-def test_the_probe_alone_notices_a_wrong_layout(tmp_path: Any, monkeypatch: Patch, name: str) -> None:
+def test_the_probe_alone_notices_a_wrong_layout(tmp_path, monkeypatch, name):
     trainer = trainer_of(tmp_path, lambda completions, **columns: [0.0] * len(completions))
     MUTANTS[name][0](monkeypatch)
     with pytest.raises((trl_replay.ContractError, RuntimeError), match=r"not laid out as|size of tensor"):

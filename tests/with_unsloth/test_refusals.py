@@ -1,10 +1,6 @@
 """What replay was not tested with in Unsloth's trainer is refused by name, and an unknown layout before training."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ from support import Rewards, weights_hash
 import trl_replay
 from trl_replay.extras.unsloth import contract, layout_probe
 
-UNTESTED: dict[str, Any] = {
+UNTESTED = {
     "use_vllm=True": ("use_vllm", True),
     "DeepSpeed": ("is_deepspeed_enabled", True),
     "FSDP": ("is_fsdp_enabled", True),
@@ -27,12 +23,12 @@ UNTESTED: dict[str, Any] = {
 }
 
 
-def made(folder: Any, **settings: Any) -> Any:
+def made(folder, **settings):
     return trainer_of(folder, Rewards(*SCRIPT), **settings)
 
 
 @pytest.mark.parametrize("name", UNTESTED)
-def test_a_setting_that_was_not_tested_is_refused_by_name(tmp_path: Any, name: str) -> None:
+def test_a_setting_that_was_not_tested_is_refused_by_name(tmp_path, name):
     trainer = made(tmp_path)
     path, value = UNTESTED[name]
     owner, attribute = (trainer.args, path[5:]) if path.startswith("args.") else (trainer, path)
@@ -43,7 +39,7 @@ def test_a_setting_that_was_not_tested_is_refused_by_name(tmp_path: Any, name: s
     assert trainer.__dict__ == before
 
 
-def test_several_processes_are_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_are_refused(tmp_path, monkeypatch):
     trainer = made(tmp_path)
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
     with pytest.raises(trl_replay.RefusedError, match="Unsloth's trainer and 2 processes"):
@@ -51,7 +47,7 @@ def test_several_processes_are_refused(tmp_path: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", contract.UNSLOTH_SWITCHES)
-def test_a_switch_of_unsloths_own_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_switch_of_unsloths_own_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv(name, "1")
     with pytest.raises(trl_replay.RefusedError, match=f"the environment variable {name}"):
         trl_replay.attach(made(tmp_path))
@@ -60,7 +56,7 @@ def test_a_switch_of_unsloths_own_is_refused(tmp_path: Any, monkeypatch: pytest.
 class PerToken(Followed):
     """Gives each token its own advantage."""
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         return {**batch, "advantages": batch["advantages"].unsqueeze(1) * batch["completion_mask"]}
 
@@ -68,7 +64,7 @@ class PerToken(Followed):
 class Weighted(Followed):
     """Has a key of Unsloth's own."""
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         return {**batch, "unsloth_sample_weight": torch.ones(len(batch["advantages"]))}
 
@@ -76,7 +72,7 @@ class Weighted(Followed):
 class WithImages(Followed):
     """Has what a processor makes of images."""
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         return {**super()._generate_and_score_completions(inputs), "pixel_values": torch.zeros(12, 4)}
 
 
@@ -88,54 +84,54 @@ class WithImages(Followed):
         (WithImages, "holds 'pixel_values'"),
     ],
 )
-def test_a_batch_that_was_not_tested_is_refused(tmp_path: Any, trainer_class: Any, message: str) -> None:
+def test_a_batch_that_was_not_tested_is_refused(tmp_path, trainer_class, message):
     trainer = made(tmp_path, trainer_class=trainer_class)
     trl_replay.attach(trainer)
     with pytest.raises(trl_replay.BatchError, match=message):
         trainer.train()
 
 
-def names() -> dict[str, Any]:
+def names():
     return contract.unsloth_names(Followed)
 
 
-def unpacked(patch: pytest.MonkeyPatch) -> None:
+def unpacked(patch):
     """Prompts stay padded on the left, as in TRL."""
     patch.setitem(names(), "left_pack_padding", lambda tensor, pad: tensor)
 
 
-def aligned_with_completions(patch: pytest.MonkeyPatch) -> None:
+def aligned_with_completions(patch):
     """Old log-probs shall be `(b, C)`: no columns are kept for prompts."""
     patch.setitem(names(), "calculate_pad_tokens_in_prompt", lambda ids, kept, pad: torch.zeros(len(ids)).long())
 
 
-def shifted_mask(patch: pytest.MonkeyPatch) -> None:
+def shifted_mask(patch):
     stock = names()["create_completion_attention_mask"]
     patch.setitem(names(), "create_completion_attention_mask", lambda *given: stock(*given).roll(1, dims=1))
 
 
-def shifted_log_probs(patch: pytest.MonkeyPatch) -> None:
+def shifted_log_probs(patch):
     efficient = names()[contract.UNSLOTH_APPLIED]
 
-    def apply(new: Any, *rest: Any) -> Any:
+    def apply(new, *rest):
         return efficient.apply(new.roll(1, dims=1), *rest)
 
     stub = SimpleNamespace(apply=apply, forward=efficient.forward)
     patch.setitem(names(), contract.UNSLOTH_APPLIED, stub)
     try_it = layout_probe._try
 
-    def tried(trainer: Any) -> Any:
+    def tried(trainer):
         seen, loss, batch = try_it(trainer)
         return {**seen, "new": seen["new"].roll(1, dims=1)}, loss, batch
 
     patch.setattr(layout_probe, "_try", tried)
 
 
-def other_key(patch: pytest.MonkeyPatch) -> None:
+def other_key(patch):
     """The loss takes no old log-probs from the batch."""
     stock = names()[contract.UNSLOTH_FORWARD]
 
-    def forward(*given: Any, old_logps: Any, **named: Any) -> Any:
+    def forward(*given, old_logps, **named):
         return stock(*given, old_logps=None, **named)
 
     forward = type(stock)(forward.__code__, names(), closure=forward.__closure__)
@@ -143,17 +139,17 @@ def other_key(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(names(), contract.UNSLOTH_FORWARD, forward)
 
 
-def heeds_factors(patch: pytest.MonkeyPatch) -> None:
+def heeds_factors(patch):
     """Backward multiplies by the gradient that reaches it, as autograd does."""
     efficient = names()[contract.UNSLOTH_APPLIED]
 
-    def backward(ctx: Any, gradient: Any, *others: Any) -> Any:
+    def backward(ctx, gradient, *others):
         return (ctx.saved_tensors[0] * gradient, *[None] * 12)
 
     patch.setattr(efficient, "backward", staticmethod(backward))
 
 
-LAYOUTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+LAYOUTS = {
     "prompts padded left": (unpacked, "tokens of completions are in other columns"),
     "the width of completions": (aligned_with_completions, "the mask marks other tokens"),
     "another mask": (shifted_mask, "the mask marks other tokens"),
@@ -164,7 +160,7 @@ LAYOUTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_release_with_another_layout_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_release_with_another_layout_is_refused(tmp_path, monkeypatch, name):
     change, message = LAYOUTS[name]
     trainer = made(tmp_path)
     change(monkeypatch)
@@ -174,7 +170,7 @@ def test_a_release_with_another_layout_is_refused(tmp_path: Any, monkeypatch: py
     assert trainer.__dict__ == before
 
 
-def test_a_release_with_other_names_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_with_other_names_is_refused(tmp_path, monkeypatch):
     trainer = made(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(names()[contract.UNSLOTH_APPLIED], "forward", lambda ctx, old, new: None)
@@ -185,7 +181,7 @@ def test_a_release_with_other_names_is_refused(tmp_path: Any, monkeypatch: pytes
         trl_replay.attach(trainer)
 
 
-def test_a_release_that_was_not_tested_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_was_not_tested_is_refused(tmp_path, monkeypatch):
     version = contract.version
     monkeypatch.setattr(contract, "version", lambda name: "2026.12.1" if name == "unsloth" else version(name))
     trainer = made(tmp_path)
@@ -195,7 +191,7 @@ def test_a_release_that_was_not_tested_is_refused(tmp_path: Any, monkeypatch: py
     trl_replay.attach(trainer)
 
 
-def test_attach_leaves_no_trace_of_the_probe(tmp_path: Any) -> None:
+def test_attach_leaves_no_trace_of_the_probe(tmp_path):
     trainer = made(tmp_path)
     before, state = weights_hash(trainer), torch.get_rng_state()
     names_of_model = [set(vars(module)) for module in trainer.model.modules()]

@@ -1,12 +1,9 @@
 """`trl-replay run` with Unsloth's own class: attached, or told by name."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import unsloth_replay
 from real_unsloth import PLAIN, dressed
@@ -27,7 +24,7 @@ print("ATTACHED", "compute_loss" in vars(trainer))
 """
 
 
-def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(folder, **environment):
     script = folder / "script.py"
     script.write_text(TRAINS)
     command = [sys.executable, "-m", "trl_replay", "run", "--replay_buffer_size", "16"]
@@ -40,21 +37,21 @@ def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_command_that_trains_with_unsloth_is_attached_to(tmp_path: Path) -> None:
+def test_a_command_that_trains_with_unsloth_is_attached_to(tmp_path):
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "ATTACHED True" in done.stdout
 
 
-def test_a_command_whose_trainer_is_refused_ends_with_a_message_that_names_it(tmp_path: Path) -> None:
+def test_a_command_whose_trainer_is_refused_ends_with_a_message_that_names_it(tmp_path):
     done = run(tmp_path, UNSLOTH_GRPO_LOSS_AGGREGATION="prompt")
     assert done.returncode == 1
     assert "Unsloth's trainer and the environment variable UNSLOTH_GRPO_LOSS_AGGREGATION" in done.stderr
 
 
-def test_the_example_trains_and_replays(tmp_path: Path) -> None:
+def test_the_example_trains_and_replays(tmp_path):
     tokenizer = make_tokenizer()
-    settings: dict[str, Any] = {**PLAIN, "use_cpu": True, "bf16": False, "per_device_train_batch_size": 8}
+    settings = {**PLAIN, "use_cpu": True, "bf16": False, "per_device_train_batch_size": 8}
     args = GRPOConfig(str(tmp_path), **{**settings, "num_iterations": 2, "beta": 0.1, "max_steps": 6})
     model = make_model(tokenizer)
     model.save_pretrained(tmp_path / "model")

@@ -1,9 +1,5 @@
 """vLLM samples from the policy of each update: in single precision its log-probs are the policy's own."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from generating import PROMPTS, Coins, watched
@@ -18,7 +14,7 @@ ENGINE = {"dtype": "float32"}
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 
 
-def test_weights_are_synced_once_an_update_and_vllm_reports_the_policys_log_probs(tmp_path: Any, engine: Any) -> None:
+def test_weights_are_synced_once_an_update_and_vllm_reports_the_policys_log_probs(tmp_path, engine):
     trainer = engine.trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Followed, learning_rate=3e-2)
     syncs = count_syncs(trainer)
     replay(trainer)
@@ -26,7 +22,7 @@ def test_weights_are_synced_once_an_update_and_vllm_reports_the_policys_log_prob
     trainer.check_policy()
 
 
-def test_lora_weights_are_merged_for_vllm_and_taken_apart_again(tmp_path: Any, engine: Any) -> None:
+def test_lora_weights_are_merged_for_vllm_and_taken_apart_again(tmp_path, engine):
     from peft import LoraConfig
 
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
@@ -39,7 +35,7 @@ def test_lora_weights_are_merged_for_vllm_and_taken_apart_again(tmp_path: Any, e
     torch.testing.assert_close(base, before, rtol=0, atol=1e-5)
 
 
-def test_dynamic_sampling_generates_several_times_with_one_sync(tmp_path: Any, engine: Any) -> None:
+def test_dynamic_sampling_generates_several_times_with_one_sync(tmp_path, engine):
     coins = Coins(0.5)
     rows = [{"prompt": prompt} for prompt in PROMPTS]
     trainer = engine.trainer(tmp_path, coins, rows, trainer_class=Followed, learning_rate=3e-2)
@@ -51,7 +47,7 @@ def test_dynamic_sampling_generates_several_times_with_one_sync(tmp_path: Any, e
     trainer.check_policy()
 
 
-def test_further_iterations_replay_without_another_sync(tmp_path: Any, engine: Any) -> None:
+def test_further_iterations_replay_without_another_sync(tmp_path, engine):
     trainer = engine.trainer(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=9)
     syncs = count_syncs(trainer)
     session, _ = replay(trainer, replay_iterations="replay", replay_start=0)
@@ -59,7 +55,7 @@ def test_further_iterations_replay_without_another_sync(tmp_path: Any, engine: A
     assert syncs == [0, 3, 6]
 
 
-def test_a_resumed_run_samples_with_its_weights_and_replays_what_was_stored(tmp_path: Any, engine: Any) -> None:
+def test_a_resumed_run_samples_with_its_weights_and_replays_what_was_stored(tmp_path, engine):
     settings = {"learning_rate": 3e-2, "save_strategy": "steps", "save_steps": 3, "trainer_class": Followed}
     first = engine.trainer(tmp_path, Rewards([LIVE, HALF, LIVE]), max_steps=3, **settings)
     trl_replay.attach(first)
@@ -81,7 +77,7 @@ def test_a_resumed_run_samples_with_its_weights_and_replays_what_was_stored(tmp_
                 assert torch.equal(row[key], stored[key]), key
 
 
-def test_with_nothing_to_replay_training_is_stocks_bit_for_bit(tmp_path: Any, engine: Any) -> None:
+def test_with_nothing_to_replay_training_is_stocks_bit_for_bit(tmp_path, engine):
     ends = []
     for attached in (False, True):
         trainer = engine.trainer(tmp_path, Rewards([LIVE, HALF, LIVE]), learning_rate=3e-2)
@@ -92,7 +88,7 @@ def test_with_nothing_to_replay_training_is_stocks_bit_for_bit(tmp_path: Any, en
     assert ends[0] == ends[1]
 
 
-def test_a_run_that_resumes_ends_as_one_that_was_never_interrupted(tmp_path: Any, engine: Any) -> None:
+def test_a_run_that_resumes_ends_as_one_that_was_never_interrupted(tmp_path, engine):
     """On a CPU vLLM samples with torch's generator, whose state the checkpoint has."""
     ends = []
     for checkpoint in (None, str(tmp_path / "checkpoint-3")):
@@ -105,7 +101,7 @@ def test_a_run_that_resumes_ends_as_one_that_was_never_interrupted(tmp_path: Any
     assert ends[0] == ends[1]
 
 
-def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+def key_of(row):
     """The identity of a sampled row: its tokens and what vLLM said of them."""
     return (*row["prompt"].tolist(), *row["ids"].tolist(), *row["sampling_per_token_logps"].tolist())
 
@@ -113,18 +109,18 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 class Nucleus(Checked):
     """Notes the mass of the nucleus that each token was sampled from."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.masses: list[torch.Tensor] = []
+        self.masses = []
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         self.masses += [nucleus_mass(self.model, row, self.top_p) for row in rows_of(batch)]
         return batch
 
 
 @pytest.mark.parametrize("top_p", [0.5, 0.9])
-def test_with_top_p_vllms_log_probs_are_of_the_nucleus_alone(tmp_path: Any, engine: Any, top_p: float) -> None:
+def test_with_top_p_vllms_log_probs_are_of_the_nucleus_alone(tmp_path, engine, top_p):
     """As TRL 1.16 has it: the trainer's log-probs are of all tokens, so that each ratio is the nucleus's mass."""
     settings = {"vllm_importance_sampling_mode": "token_truncate", "top_p": top_p, "trainer_class": Nucleus}
     trainer = engine.trainer(tmp_path, Rewards(*SCRIPT), learning_rate=3e-2, **settings)
@@ -134,7 +130,7 @@ def test_with_top_p_vllms_log_probs_are_of_the_nucleus_alone(tmp_path: Any, engi
     assert float(found.min()) < (1 + top_p) / 2
 
 
-def nucleus_mass(model: Any, row: dict[str, Any], top_p: float) -> torch.Tensor:
+def nucleus_mass(model, row, top_p):
     """The mass of the smallest set of most likely tokens with at least `top_p`, at every completion token."""
     ids = torch.cat([row["prompt"], row["ids"]])[None]
     with torch.no_grad():

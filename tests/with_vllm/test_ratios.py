@@ -1,9 +1,5 @@
 """Each row keeps the ratio that it was generated with, where vLLM's precision is not the trainer's."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from advantages_by_hand import mixed_advantages
@@ -20,7 +16,7 @@ SPARSE = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 BOUNDS = {"vllm_importance_sampling_clip_min": 0.98, "vllm_importance_sampling_clip_max": 1.02}
 
 
-def ratio_by_hand(row: dict[str, Any], mode: str) -> torch.Tensor:
+def ratio_by_hand(row, mode):
     """The policy's probability of what was sampled over vLLM's, cut off or masked at the bounds."""
     logs = row["old_per_token_logps"] - row["sampling_per_token_logps"]
     ratio = (logs.sum(dim=0, keepdim=True) if mode.startswith("sequence") else logs).exp()
@@ -29,13 +25,13 @@ def ratio_by_hand(row: dict[str, Any], mode: str) -> torch.Tensor:
     return torch.where((ratio < 0.98) | (ratio > 1.02), 0.0, ratio)
 
 
-def replayed_rows(watch: Watch) -> list[dict[str, Any]]:
+def replayed_rows(watch):
     steps = zip(watch.steps, watch.taken, strict=True)
     return [original(after, row, watch.pad) for (_, after), taken in steps for row in taken]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_replayed_row_has_the_ratio_that_it_was_generated_with(tmp_path: Any, engine: Any, mode: str) -> None:
+def test_a_replayed_row_has_the_ratio_that_it_was_generated_with(tmp_path, engine, mode):
     settings = {"vllm_importance_sampling_mode": mode, **BOUNDS}
     trainer = engine.trainer(tmp_path, Rewards(*SPARSE), learning_rate=3e-2, **settings)
     session, watch = replay(trainer)
@@ -51,7 +47,7 @@ def test_a_replayed_row_has_the_ratio_that_it_was_generated_with(tmp_path: Any, 
 
 
 @pytest.mark.parametrize("mode", ["token_mask", "sequence_truncate"])
-def test_mixed_groups_have_the_ratio_of_each_row(tmp_path: Any, engine: Any, mode: str) -> None:
+def test_mixed_groups_have_the_ratio_of_each_row(tmp_path, engine, mode):
     settings = {"vllm_importance_sampling_mode": mode, **BOUNDS}
     trainer = engine.trainer(tmp_path, Rewards(*SCRIPT), learning_rate=2e-2, max_steps=6, **settings)
     session = trl_replay.attach(trainer, **INJECTED, replay_advantages="joint")
@@ -67,7 +63,7 @@ def test_mixed_groups_have_the_ratio_of_each_row(tmp_path: Any, engine: Any, mod
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-def test_groups_of_further_rounds_have_their_ratios(tmp_path: Any, engine: Any, mode: str) -> None:
+def test_groups_of_further_rounds_have_their_ratios(tmp_path, engine, mode):
     coins = Coins(0.5)
     settings = {"vllm_importance_sampling_mode": mode, **BOUNDS}
     rows = [{"prompt": prompt} for prompt in PROMPTS]
@@ -81,7 +77,7 @@ def test_groups_of_further_rounds_have_their_ratios(tmp_path: Any, engine: Any, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_token_completions_keep_their_ratios(tmp_path: Any, engine: Any, mode: str) -> None:
+def test_one_token_completions_keep_their_ratios(tmp_path, engine, mode):
     settings = {"vllm_importance_sampling_mode": mode, "max_completion_length": 1, "max_steps": 3, **BOUNDS}
     _, watch = replay(engine.trainer(tmp_path, Rewards(*SPARSE), learning_rate=3e-2, **settings))
     for row in replayed_rows(watch):
@@ -89,7 +85,7 @@ def test_one_token_completions_keep_their_ratios(tmp_path: Any, engine: Any, mod
         torch.testing.assert_close(row["importance_sampling_ratio"], ratio_by_hand(row, mode))
 
 
-def test_without_trls_correction_the_policys_log_probs_are_replayed(tmp_path: Any, engine: Any) -> None:
+def test_without_trls_correction_the_policys_log_probs_are_replayed(tmp_path, engine):
     trainer = engine.trainer(tmp_path, Rewards(*SPARSE), vllm_importance_sampling_correction=False)
     _, watch = replay(trainer)
     for batch, _ in watch.steps:

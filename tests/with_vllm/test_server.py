@@ -4,17 +4,12 @@ TRL sends weights to a server over NCCL, which needs CUDA. The two methods that 
 samples from the first policy to the end, and TRL's ratio is that of each policy to the first one.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,19 +28,19 @@ OPTIONS = {
 }
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
-def listens(port: int) -> bool:
+def listens(port):
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: Any) -> Iterator[tuple[str, Path]]:
+def server(tmp_path_factory):
     """Its address, and the folder of its model. `vllm serve` looks for a distribution that is called vllm."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     tiny_model(folder / "model")
@@ -68,11 +63,11 @@ def server(tmp_path_factory: Any) -> Iterator[tuple[str, Path]]:
 
 
 @pytest.fixture
-def syncs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def syncs(monkeypatch):
     """In the place of NCCL: the names of the tensors that TRL would have sent, sync by sync."""
     from trl.generation.vllm_client import VLLMClient
 
-    sent: list[list[str]] = []
+    sent = []
     monkeypatch.setattr(VLLMClient, "init_communicator", lambda self, device: None)
     monkeypatch.setattr(
         VLLMClient, "update_named_params", lambda self, about, tensors: sent.append([name for name, _ in tensors])
@@ -80,7 +75,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return sent
 
 
-def trainer_of(server: tuple[str, Path], output_dir: Path, rewards: Any, *rows: Any, **settings: Any) -> Any:
+def trainer_of(server, output_dir, rewards, *rows, **settings):
     address, model = server
     served = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": address, "trainer_class": Followed}
     settings = {"learning_rate": 1e-2, "vllm_server_timeout": 60.0, **served, **settings}
@@ -88,7 +83,7 @@ def trainer_of(server: tuple[str, Path], output_dir: Path, rewards: Any, *rows: 
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-def test_groups_of_a_server_are_replayed_with_their_ratios(tmp_path: Any, server: Any, syncs: Any, mode: str) -> None:
+def test_groups_of_a_server_are_replayed_with_their_ratios(tmp_path, server, syncs, mode):
     trainer = trainer_of(server, tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_mode=mode)
     _, watch = replay(trainer)
     assert len(syncs) == len(watch.steps)
@@ -103,12 +98,12 @@ def test_groups_of_a_server_are_replayed_with_their_ratios(tmp_path: Any, server
             torch.testing.assert_close(row["importance_sampling_ratio"], capped(logs.exp(), mode))
 
 
-def capped(ratio: torch.Tensor, mode: str) -> torch.Tensor:
+def capped(ratio, mode):
     """TRL's upper bound of 3, the default."""
     return ratio.clamp(max=3.0) if mode == "token_truncate" else torch.where(ratio > 3.0, 0.0, ratio)
 
 
-def test_further_rounds_are_generated_by_the_server_too(tmp_path: Any, server: Any, syncs: Any) -> None:
+def test_further_rounds_are_generated_by_the_server_too(tmp_path, server, syncs):
     coins = Coins(0.5)
     trainer = trainer_of(server, tmp_path, coins, [{"prompt": prompt} for prompt in PROMPTS])
     _, session, watch = watched(trainer, coins, 2)
@@ -116,7 +111,7 @@ def test_further_rounds_are_generated_by_the_server_too(tmp_path: Any, server: A
     assert len(syncs) == len(watch.steps) < len(trainer.far)
 
 
-def test_without_cuda_trl_refuses_to_sync_weights_with_a_server(tmp_path: Any, server: Any) -> None:
+def test_without_cuda_trl_refuses_to_sync_weights_with_a_server(tmp_path, server):
     """Tests that the replacement is still needed: if it is not, these tests should sync weights for real."""
     with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)weight.*(engine|CUDA)"):
         trainer_of(server, tmp_path, Rewards(*SCRIPT))
