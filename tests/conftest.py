@@ -29,7 +29,7 @@ gc.disable()  # until everything is imported: importing leaves little garbage, a
 atexit.register(gc.freeze)  # nor is any looked for when the process ends
 
 
-def keep_metadata() -> None:
+def keep_metadata():
     """Reads the metadata of each installed distribution once: a trainer asks for that of all of them, several times.
 
     Only of what is installed: tests that put distributions elsewhere change them.
@@ -44,7 +44,7 @@ def keep_metadata() -> None:
     importlib.metadata.email.message_from_string = functools.cache(importlib.metadata.email.message_from_string)
 
 
-def keep_entry_points() -> None:
+def keep_entry_points():
     """Goes through the entry points of what is installed only where that has changed: each session looks for new ones,
     and each plugin that a test registers, among those of all distributions."""
     kept = functools.cache(lambda changed, group: importlib.metadata.entry_points(group=group))
@@ -56,7 +56,7 @@ def keep_entry_points() -> None:
     sys.modules["trl_replay.registry"].entry_points = entry_points
 
 
-def keep_hooks() -> None:
+def keep_hooks():
     """Looks at each hook specification once: every session has seven managers of hooks that read all of them."""
     manager = sys.modules["pluggy"].PluginManager
     specifications = sys.modules["trl_replay.hookspecs"]
@@ -74,7 +74,7 @@ def keep_hooks() -> None:
     manager.parse_hookspec_opts, manager.parse_hookimpl_opts = parse_hookspec_opts, parse_hookimpl_opts
 
 
-def forget_stacks() -> None:
+def forget_stacks():
     """Every trainer seeds accelerators that are not there: torch keeps that for later, with the stack it came from."""
     for name in ("torch.cuda", "torch.mtia", "torch.xpu"):
         if hasattr(sys.modules.get(name), "_queued_calls"):
@@ -87,13 +87,13 @@ SAMPLED = ("input_ids", "attention_mask", "generation_config", "disable_compile"
 """What TRL hands to a model that shall generate text."""
 
 
-def sample_at_random() -> None:
+def sample_at_random():
     """Has the tiny random model complete prompts by any token, much as it samples them, but without its layers, which
     are a fifth of a test's training. Tests that look at generation, or learn by it, are marked `generates`."""
     torch, model = sys.modules["torch"], sys.modules["transformers"].Qwen2ForCausalLM
     real = model.generate
 
-    def generate(self: Any, *given: Any, **named: Any) -> Any:
+    def generate(self, *given, **named):
         is_tiny = self.config.vocab_size < 100 and self.config.num_hidden_layers <= 2
         if GENERATES in os.environ or given or not is_tiny or not named.keys() <= set(SAMPLED):
             return real(self, *given, **named)
@@ -117,7 +117,7 @@ def _generation(request: pytest.FixtureRequest) -> Iterator[None]:
     os.environ.pop(GENERATES, None)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Every test module is imported by now, and with them torch and TRL, where any test needs them."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)

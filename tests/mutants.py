@@ -362,7 +362,7 @@ def stages(module: str) -> list[list[str]]:
 # running tests
 
 
-def import_what_takes_long() -> None:
+def import_what_takes_long():
     """Before anything is forked; nothing of ours, which each fork imports from its own copy."""
     import datasets  # noqa: F401
     import pytest  # noqa: F401

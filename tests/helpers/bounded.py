@@ -25,7 +25,7 @@ class Scripted(Spy):
     given: Any = None
     others: tuple[Any, ...] = ()
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         if self.given is None:
             result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
             self.others = (torch.zeros(()), *result[2:])
@@ -40,7 +40,7 @@ class LateBinding:
         self.name = "ratio"
         self.made = {name: registry().resolve("correction", name).make() for name in ("ratio", *names)}
 
-    def __call__(self, rows: Any, context: Any) -> Any:
+    def __call__(self, rows, context):
         return self.made[self.name](rows, context)
 
 

@@ -29,7 +29,7 @@ KNOWS_ENDS = Version("1.14") <= TRL
 """TRL stops at every token that the model's generation config names."""
 
 
-def chat_tokenizer() -> Any:
+def chat_tokenizer():
     """A character tokenizer whose `eos_token` is not what its template ends a turn with."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -63,7 +63,7 @@ def chat_trainer(
     return build(folder, Rewards([DEAD] * 3), [{"prompt": prompt}], tokenizer, model, Spy, **settings)
 
 
-def attached(trainer: Any, **settings: Any) -> Any:
+def attached(trainer, **settings):
     """A session that keeps its trainer alive."""
     session: Any = trl_replay.attach(trainer, **settings)
     session.its_trainer = trainer
@@ -98,7 +98,7 @@ class Speaker(Spy):
 
     script: Sequence[Sequence[str]] = ()
 
-    def _generate_single_turn(self, prompt_ids: Any, *given: Any, **named: Any) -> Any:
+    def _generate_single_turn(self, prompt_ids, *given, **named):
         turn = self.script[self.turn]
         self.turn += 1
         return [self.processing_class(text)["input_ids"] for text in turn[: len(prompt_ids)]], None

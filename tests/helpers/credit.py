@@ -26,7 +26,7 @@ class Credit(Checked):
 
     shares = SHARES
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         return credited(super()._generate_and_score_completions(inputs), self.shares)
 
 

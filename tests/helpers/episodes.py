@@ -88,7 +88,7 @@ def say(trainer: Any) -> Callable[..., Any]:
     """A policy that calls the tool in every turn but the last."""
     tokenizer, turns = trainer.processing_class, itertools.count()
 
-    def turn(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def turn(prompt_ids, *args, **kwargs):
         last = next(turns) % TURNS == TURNS - 1
         rows = range(len(prompt_ids))
         words = ["ok" * (1 + row % 2) + "<|im_end|>" if last else CALL.replace("NUMBER", str(row % 3)) for row in rows]
@@ -132,10 +132,10 @@ FORMS: dict[str, dict[str, Any]] = {
 class Counted(TrainerCallback):
     """Notes how many rollouts there were at each step."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.rollouts: dict[int, int] = {}
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args, state, control, **kwargs):
         self.rollouts[state.global_step] = Episode.rollouts
 
 

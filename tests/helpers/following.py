@@ -31,17 +31,17 @@ class Followed:
         size = session.components.num_generations
         asked: list[Any] = []
 
-        def beginning(inputs: Any) -> Any:
+        def beginning(inputs):
             asked[:] = of_all_ranks([row.get("label") for row in inputs])
             return begin(inputs)
 
-        def moving(rows: Any, decision: Any) -> Any:
+        def moving(rows, decision):
             for entry, places in decision.plan.drawn():
                 serial = int(session.buffer.table.serial[entry])
                 self.pairs += [(self.born[serial], asked[place]) for place in places.tolist()]
             return move(rows, decision)
 
-        def stepping(batch: Any, score: Any = None) -> Any:
+        def stepping(batch, score=None):
             environments = session.components.tasks.environments()
             if environments:
                 asked[:] = of_all_ranks([environment.secret for environment in environments])

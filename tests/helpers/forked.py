@@ -30,7 +30,7 @@ import numpy as np
 _nursery: socket.socket | None = None
 
 
-def prepare() -> None:
+def prepare():
     """Imports what ranks need, and forks the process off that forks all others, once; it ends with this one."""
     global _nursery
     if _nursery is not None:

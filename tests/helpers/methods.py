@@ -29,18 +29,18 @@ class ZScore:
 
     only_dead = True  # it looks on while others select
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.count, self.sum, self.squares = 0.0, 0.0, 0.0
 
     @hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+    def trl_replay_advantages(self, groups, context):
         if not self.count:
             return None
         mean = self.sum / self.count
         return (groups.reward - mean) / (np.sqrt(max(self.squares / self.count - mean**2, 0.0)) + 1e-4)
 
     @hookimpl
-    def trl_replay_select(self, groups: Any, context: Any) -> None:
+    def trl_replay_select(self, groups, context):
         self.count += groups.reward.size
         self.sum += groups.reward.sum()
         self.squares += (groups.reward**2).sum()

@@ -161,7 +161,7 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
     steps = []
     fetch, drawn = session.scope.fetch, []
 
-    def fetching(requests: Any, load: Any) -> Any:
+    def fetching(requests, load):
         drawn.append([request.serial for request in requests])
         return fetch(requests, load)
 

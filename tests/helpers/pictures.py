@@ -16,7 +16,7 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer():
     """The character tokenizer of `trl_replay.testing`, with tokens for images."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -42,7 +42,7 @@ def lenient(processor: type) -> type:
         def check_argument_for_proper_class(self, name: str, given: Any) -> Any:
             return None if name == "video_processor" else super().check_argument_for_proper_class(name, given)
 
-        def __call__(self, images: Any = None, **kwargs: Any) -> Any:
+        def __call__(self, images=None, **kwargs):
             return super().__call__(images=images and [one or [] for one in images], **kwargs)
 
     return Lenient
@@ -91,7 +91,7 @@ def internvl() -> tuple[Any, Any]:
     tokenizer = make_tokenizer()
 
     class Lenient(GotOcr2ImageProcessorPil):
-        def __call__(self, images: Any, *args: Any, **kwargs: Any) -> Any:
+        def __call__(self, images, *args, **kwargs):
             return super().__call__([one or [] for one in images], *args, **kwargs)
 
     images = Lenient(size={"height": 28, "width": 28}, min_patches=1, max_patches=3)

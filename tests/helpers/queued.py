@@ -45,7 +45,7 @@ def dense(
     return torch.cat(parts)
 
 
-def stand_in(monkeypatch: Any) -> None:
+def stand_in(monkeypatch):
     """Put the dense kernel in the place of the GPU's, and leave out a look-up of a GPU's name."""
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
@@ -118,8 +118,8 @@ class Script:
         self.failure: Exception | None = None
         self._groups = groups
 
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
+    def start(self): ...
+    def stop(self): ...
 
     def update_model_version(self, version: int) -> None:
         self.version = version
@@ -132,7 +132,7 @@ class Script:
     def qsize(self) -> int:
         return len(self.waiting)
 
-    def put_nowait(self, sample: Any) -> None:
+    def put_nowait(self, sample):
         self.waiting.append(sample)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -206,7 +206,7 @@ def watch(trainer: Any) -> list[tuple[torch.Tensor, ...]]:
     seen: list[Any] = []
     stock = type(trainer).compute_loss
 
-    def noting(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+    def noting(model, inputs, *given, **named):
         loss = stock(trainer, model, inputs, *given, **named)
         kept = {name: value.clone() for name, value in inputs.items()}
         seen.append((kept, float(loss.detach())))
@@ -233,7 +233,7 @@ class Queued:
         self.given: list[Any] = []
         stock = self.queue.get
 
-        def get(*args: Any, **kwargs: Any) -> Any:
+        def get(*args, **kwargs):
             self.given.append(stock(*args, **kwargs))
             return self.given[-1]
 
@@ -247,7 +247,7 @@ class Queued:
         """The next samples, as the trainer asks for them."""
         return [self.queue.get(timeout=0.01) for _ in range(count)]
 
-    def ends(self) -> None:
+    def ends(self):
         """Nothing more comes."""
         with pytest.raises(Empty):
             self.get(1)

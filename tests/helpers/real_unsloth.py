@@ -44,7 +44,7 @@ PLAIN = {
 """What Unsloth's configuration has other defaults for, and completions without pad tokens."""
 
 
-def dressed(model: Any) -> Any:
+def dressed(model):
     """The model with what Unsloth's loader would have put on it."""
     model.for_training = functools.partial(FastBaseModel.for_training, model)
     model.for_inference = functools.partial(FastBaseModel.for_inference, model)
@@ -58,7 +58,7 @@ class Followed(Checked):
     gradients = True
     most_kl = 10.0  # of a token, Unsloth's own
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model, inputs, *args, **kwargs):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if self.watch is not None and self.model.training:
             logps = self.forward_by_hand([self.row(inputs, number) for number in range(len(inputs[ROWS]))], inputs)[0]
@@ -71,7 +71,7 @@ class Followed(Checked):
         return original(inputs, number, self._tokenizer.pad_token_id)
 
 
-def trainer_of(folder: Any, rewards: Any, **settings: Any) -> Any:
+def trainer_of(folder, rewards, **settings):
     """As `build`, of Unsloth's trainer, which gets a model with its adapter on it."""
     model = settings.pop("model", None)
     model = make_model(make_tokenizer()) if model is None else model
@@ -80,14 +80,14 @@ def trainer_of(folder: Any, rewards: Any, **settings: Any) -> Any:
     return build(folder, rewards, model=model, **{"trainer_class": Followed, **PLAIN, **settings})
 
 
-def follow_scored(folder: Any, **settings: Any) -> None:
+def follow_scored(folder, **settings):
     """Compares what Unsloth scored, once it is laid out as TRL's, with the models' log-probs of each row alone."""
     settings = {"num_iterations": 2, "beta": 0.1, "learning_rate": 2e-2, **settings}
     trainer = trainer_of(folder, Rewards(*SCRIPT), model=loadable_model(folder), **settings)
     session = trl_replay.attach(trainer, replay_start=0)
     step, far = session.step.take, []
 
-    def followed(batch: Any, score: Any = None) -> Any:
+    def followed(batch, score=None):
         rows = [original(batch, row, trainer._tokenizer.pad_token_id) for row in range(len(batch["advantages"]))]
         own = forward_alone(trainer, rows)[0]
         ref = [

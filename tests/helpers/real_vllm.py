@@ -20,7 +20,7 @@ from trl_replay.testing import make_model, make_tokenizer
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def keep_parameters() -> None:
+def keep_parameters():
     """Makes vLLM multiply by the parameters themselves, not by a packed copy that a sync would not reach."""
     import torch
     from vllm.model_executor.layers import utils
@@ -62,7 +62,7 @@ class Engine:
         keep_parameters()
         patch.setattr(generation, "LLM", self.start)
 
-    def start(self, **asked: Any) -> Any:
+    def start(self, **asked):
         if self.llm is None:
             self.asked = asked
             self.llm = self.start_one(**{**asked, "enforce_eager": True, **self.arguments})
@@ -80,13 +80,13 @@ class Engine:
 class Followed(Checked):
     """Notes of every generation how far vLLM's log-probs are from those of this policy and of the first one."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.first = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.near: list[float] = []
         self.far: list[float] = []
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         now = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.near.append(self.distance(batch))
@@ -101,7 +101,7 @@ class Followed(Checked):
         pairs = zip(forward_alone(self, rows)[0], rows, strict=True)
         return max(float((logps - row["sampling_per_token_logps"]).abs().max()) for logps, row in pairs)
 
-    def check_policy(self) -> None:
+    def check_policy(self):
         assert max(self.near) < 1e-4, "vLLM sampled from other weights than the policy's"
         assert self.far[-1] > 1e-2, "the policy hardly changed: the test says little"
 
@@ -114,7 +114,7 @@ def count_syncs(trainer: Any) -> list[int]:
     """The update of every weight sync."""
     sync, updates = trainer.vllm_generation.sync_weights, []
 
-    def counted() -> None:
+    def counted():
         updates.append(trainer.state.global_step)
         sync()
 

@@ -43,13 +43,13 @@ class Checked(Spy):
     gate: Gate | None = None
     compared: list[tuple[float, float, int]]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.by_hand: list[list[Row]] = []  # of every training loss, the rows that count
         self.gradient_errors: list[float] = []
         self.expected: torch.Tensor
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+    def _compute_loss(self, model, inputs):
         asleep = setting(self, "use_adaptive_entropy") and self._last_world_entropy > self.args.entropy_target
         self.applied_entropy_coef = 0.0 if asleep else setting(self, "entropy_coef")
         loss = super()._compute_loss(model, inputs)
@@ -189,7 +189,7 @@ class Watch:
         complete: list[Batch] = []  # the batch at hand, with the groups that were generated again
         fresh_batch = session.step._fresh
 
-        def watched_fresh(generated: Any, *others: Any) -> Any:
+        def watched_fresh(generated, *others):
             fresh = fresh_batch(generated, *others)
             batch = with_reference(fresh.batch, fresh.reference)
             batch = {**batch, "advantages": generated.batch["advantages"]}
@@ -210,7 +210,7 @@ class Watch:
 
         session.step._fresh = watched_fresh  # type: ignore[method-assign]
 
-        def watched_move(rows: Any, decision: Any) -> Any:
+        def watched_move(rows, decision):
             sources.clear()
             drawn = {int(session.buffer.table.serial[entry]): rows for entry, rows in decision.plan.drawn()}
             sources.update({serial: decision.plan.source.flat[rows].tolist() for serial, rows in drawn.items()})

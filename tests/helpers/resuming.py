@@ -105,7 +105,7 @@ class Curriculum:
     """Skips what is solved, and tries again what was dead last."""
 
     @trl_replay.hookimpl
-    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+    def trl_replay_inputs(self, groups_of_rows, context):
         keys = [context.key(row) for row in groups_of_rows]
         dead = context.prompts.get("dead_streak", keys, default=0) > 0
         again = context.prompt_rows(context.prompts.key[context.prompts.dead_streak == 1][:1])
@@ -177,7 +177,7 @@ def stopped_after_loading(trainer: Any, resume: str, **replay: Any) -> Iterator[
     """A session just after a checkpoint was restored, before anything else happens."""
     session = trl_replay.attach(trainer, **replay)
 
-    def stop(checkpoint: Any) -> None:
+    def stop(checkpoint):
         raise StopError
 
     trainer.__dict__["_load_scaler"] = stop  # what the trainer calls next

@@ -55,15 +55,15 @@ class Run:
     steps: list[tuple[Batch, Batch]]
 
     @property
-    def counters(self) -> Any:
+    def counters(self):
         return self.session.totals.counters
 
     @property
-    def reasons(self) -> Any:
+    def reasons(self):
         return self.session.totals.reasons
 
     @property
-    def table(self) -> Any:
+    def table(self):
         return self.session.buffer.table
 
     @property
@@ -354,7 +354,7 @@ RULES = [
 ]
 
 
-def every_second(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+def every_second(table, drawn, slots, context):
     """A mixer: the first two rows of the drawn entry, in every second slot."""
     taken = np.full((len(drawn), 4), -1)
     taken[context.update % 2 :: 2, :2] = [0, 1]
@@ -537,7 +537,7 @@ def compared(
     return session
 
 
-def check_together(trainer: Any) -> None:
+def check_together(trainer):
     """A mean over rows is scaled by the rows of the whole iteration: its two micro-batches are compared together."""
     updates = 2 / trainer.args.gradient_accumulation_steps
     assert any(replayed for _, _, replayed in trainer.compared)

@@ -71,10 +71,10 @@ class Script:
 class Gradients(TrainerCallback):
     """Keeps every update's whole gradient, after it has been averaged over processes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.kept: list[np.ndarray] = []
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         whole = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in grads]  # FSDP has shards
         if whole:  # DeepSpeed keeps them elsewhere
@@ -118,14 +118,14 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
     leave_owners = replay.get("replay_scope") != "gathered"
     step, fetch, drawn, loaded = session.step.take, session.scope.fetch, [], []
 
-    def watched(*batch: Any) -> Any:
+    def watched(*batch):
         out = step(*batch)
         marked.append(session.step.replaced)
         hashes.append(table_hash(session.buffer.table, leave_owners))
         owners.append(np.bincount(session.buffer.table.owner, minlength=trainer.accelerator.num_processes).tolist())
         return out
 
-    def fetching(requests: Any, load: Any) -> Any:
+    def fetching(requests, load):
         drawn.append([request.serial for request in requests])
 
         def loading(serial: int) -> Any:

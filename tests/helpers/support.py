@@ -68,7 +68,7 @@ def read_by(trainer: Any, inputs: Any) -> Read:
 
 def _noted(part: Callable[..., Any]) -> Callable[..., Any]:
     def noting(tap: Tap, make: Any, model: Any, inputs: Any, is_stock: bool) -> Any:
-        def noted(batch: Any) -> Any:
+        def noted(batch):
             _reading[id(tap)] = batch
             return make(batch)
 
@@ -83,18 +83,18 @@ Tap.part = _noted(Tap.part)  # type: ignore[method-assign]  # tests look at what
 class Spy(GRPOTrainer):
     """The stock trainer, which keeps what scoring returned, what the loss was given, and the log-probs it computed."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.scored: list[Batch] = []
         self.losses: list[dict[str, Any]] = []
         self.in_loss = False
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         self.scored.append(batch)
         return batch
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+    def _compute_loss(self, model, inputs):
         self.in_loss = True
         self.losses.append({"training": self.model.training, "inputs": inputs})
         try:
@@ -104,7 +104,7 @@ class Spy(GRPOTrainer):
         self.losses[-1] |= {"loss": loss.detach().clone(), "inputs": read_by(self, inputs)}
         return loss
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         if self.in_loss:
             self.losses[-1]["logps"] = result[0].detach().clone()
@@ -115,7 +115,7 @@ def scoring(change: Callable[[Batch], Any], base: type = Spy) -> type:
     """A trainer that makes something else of the batch that scoring returns."""
 
     class Scoring(base):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
+        def _generate_and_score_completions(self, inputs):
             return change(super()._generate_and_score_completions(inputs))
 
     return Scoring
@@ -152,7 +152,7 @@ class Act(TrainerCallback):
     def __init__(self, actions: dict[int, Callable[[], Any]]) -> None:
         self.actions = actions
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         self.actions.get(state.global_step, lambda: None)()
 
 
@@ -191,7 +191,7 @@ class Interrupt(TrainerCallback):
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_substep_end(self, args, state, control, **kwargs):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
@@ -204,7 +204,7 @@ class At(TrainerCallback):
         self.update, self.act = update, act
         self.returned: Any = None
 
-    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+    def on_step_end(self, _args, state, _control, **_):
         if state.global_step == self.update:
             self.returned = self.act()
 
@@ -216,10 +216,10 @@ class Forwards(TrainerCallback):
         self.counts: Counter[str] = Counter()
         model.register_forward_hook(self)
 
-    def on_train_begin(self, *given: Any, **named: Any) -> None:
+    def on_train_begin(self, *given, **named):
         self.counts.clear()
 
-    def __call__(self, module: Any, inputs: Any, output: Any) -> None:
+    def __call__(self, module, inputs, output):
         self.counts["grad" if torch.is_grad_enabled() else "no grad"] += 1
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-
-def tool_tokenizer() -> Any:
+def tool_tokenizer():
     """A character tokenizer with Qwen3's chat template, whose tool calls TRL can parse.
 
     Each of the template's long texts on tools is one token: prompts are a third as long.

@@ -59,7 +59,7 @@ def both(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
 
 
-def ask(self: Any, model: Any, ids: Any, mask: Any, inputs: Any) -> Any:
+def ask(self, model, ids, mask, inputs):
     width = inputs["completion_ids"].size(1)
     return self._get_per_token_logps_and_entropies(model, ids, mask, width, compute_entropy=True)
 
@@ -74,7 +74,7 @@ def sft(model: Any) -> torch.Tensor:
 _teachers: list[Any] = []
 
 
-def teacher(trainer: Any) -> Any:
+def teacher(trainer):
     """Another model, with the head that TRL gives its own."""
     if not _teachers:
         import inspect
@@ -96,12 +96,12 @@ def scaled(inputs: Any, factor: float = 0.5) -> dict[str, Any]:
     return {**inputs, "advantages": inputs["advantages"] * factor}
 
 
-def shaped_by_tokens(self: Any, inputs: Any) -> Any:
+def shaped_by_tokens(self, inputs):
     shares = torch.linspace(1, 0.5, inputs["completion_ids"].size(1))
     return {**inputs, "advantages": inputs["advantages"][:, None] * shares}
 
 
-def shaped_by_entropy(self: Any, inputs: Any) -> Any:
+def shaped_by_entropy(self, inputs):
     with torch.no_grad():
         entropies = ask(self, self.model, *both(inputs), inputs)[1]
     mask = inputs["completion_mask"]
@@ -109,40 +109,40 @@ def shaped_by_entropy(self: Any, inputs: Any) -> Any:
     return {**inputs, "advantages": inputs["advantages"] + bonus}
 
 
-def shaped_in_the_batch(self: Any, inputs: Any) -> Any:
+def shaped_in_the_batch(self, inputs):
     inputs["advantages"] = inputs["advantages"] * 0.5
     return inputs
 
 
-def shaped_in_place(self: Any, inputs: Any) -> Any:
+def shaped_in_place(self, inputs):
     inputs["advantages"].mul_(0.5)
     return inputs
 
 
-def masked(self: Any, inputs: Any) -> Any:
+def masked(self, inputs):
     mask = inputs["completion_mask"].clone()
     mask[:, 0] = 0
     return {**inputs, "tool_mask": mask}
 
 
-def cloned_in_the_batch(self: Any, inputs: Any) -> Any:
+def cloned_in_the_batch(self, inputs):
     inputs.update(tensors(inputs, lambda key, value: value.clone()))
     return inputs
 
 
-def moved_in_the_batch(self: Any, inputs: Any) -> Any:
+def moved_in_the_batch(self, inputs):
     for key, value in list(inputs.items()):
         inputs[key] = value.to(self.accelerator.device) if torch.is_tensor(value) else value
     return inputs
 
 
-def deep_copied(self: Any, inputs: Any) -> Any:
+def deep_copied(self, inputs):
     mine = copy.deepcopy(inputs)
     mine["advantages"] *= 0.5
     return mine
 
 
-def trimmed_in_a_copy(self: Any, inputs: Any) -> Any:
+def trimmed_in_a_copy(self, inputs):
     width, most = inputs["completion_mask"].size(1), int(inputs["completion_mask"].sum(1).max())
 
     def cut(key: str, value: Any) -> Any:
@@ -153,29 +153,29 @@ def trimmed_in_a_copy(self: Any, inputs: Any) -> Any:
     return tensors(inputs, cut)
 
 
-def widened_in_a_copy(self: Any, inputs: Any) -> Any:
+def widened_in_a_copy(self, inputs):
     wide = ("completion_ids", "completion_mask", OLD, "ref_per_token_logps")
     return {**inputs, **{key: functional.pad(inputs[key], (0, 3)) for key in wide if inputs.get(key) is not None}}
 
 
-def reordered_in_a_copy(self: Any, inputs: Any) -> Any:
+def reordered_in_a_copy(self, inputs):
     return rows_of(inputs, backwards(inputs))
 
 
-def reordered_known_keys(self: Any, inputs: Any) -> Any:
+def reordered_known_keys(self, inputs):
     return rows_of({key: inputs[key] for key in KEYS if inputs.get(key) is not None}, backwards(inputs))
 
 
-def reordered_known_keys_in_the_batch(self: Any, inputs: Any) -> Any:
+def reordered_known_keys_in_the_batch(self, inputs):
     inputs.update(reordered_known_keys(self, inputs))
     return inputs
 
 
-def rebuilt_from_known_keys(self: Any, inputs: Any) -> Any:
+def rebuilt_from_known_keys(self, inputs):
     return {key: inputs[key] for key in KEYS if inputs.get(key) is not None}
 
 
-def rows_of_no_advantage_dropped(self: Any, inputs: Any) -> Any:
+def rows_of_no_advantage_dropped(self, inputs):
     keep = inputs["advantages"] != 0
     keep[0] |= not keep.any()
     return rows_of(inputs, keep)
@@ -197,9 +197,9 @@ GIVEN: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def giving(change: Callable[[Any, Any], Any]) -> Case:
-    def make(base: Any) -> Any:
+    def make(base):
         class Giving(base):  # type: ignore[misc]
-            def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            def _compute_loss(self, model, inputs):
                 return super()._compute_loss(model, change(self, inputs))
 
         return Giving
@@ -213,61 +213,61 @@ CASES |= {name: giving(change) for name, change in GIVEN.items()}
 # What stands around the loss
 
 
-def forward_before_on_another_prompt(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def forward_before_on_another_prompt(self, model, inputs, loss):
     ids = torch.cat([torch.full_like(inputs["prompt_ids"], 7), inputs["completion_ids"]], dim=1)
     term = (ask(self, model, ids, both(inputs)[1], inputs)[0] * inputs["completion_mask"]).mean()
     return loss(model, inputs) + 0.01 * term
 
 
-def forward_before_on_flipped_rows(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def forward_before_on_flipped_rows(self, model, inputs, loss):
     ids, mask = both(inputs)
     term = ask(self, model, ids.flip(0), mask.flip(0), inputs)[0].mean()
     return loss(model, inputs) + 0.01 * term
 
 
-def forward_before_on_the_batch_itself(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def forward_before_on_the_batch_itself(self, model, inputs, loss):
     entropies = ask(self, model, *both(inputs), inputs)[1]
     return loss(model, inputs) - 0.01 * entropies.mean()
 
 
-def forward_after(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def forward_after(self, model, inputs, loss):
     return loss(model, inputs) - 0.01 * ask(self, model, *both(inputs), inputs)[1].mean()
 
 
-def teacher_before(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def teacher_before(self, model, inputs, loss):
     self.gap = float(ask(self, teacher(self), *both(inputs), inputs)[0].detach().mean())
     return loss(model, inputs)
 
 
-def shaped_in_a_copy_and_logged(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def shaped_in_a_copy_and_logged(self, model, inputs, loss):
     value = loss(model, scaled(inputs))
     self.logged = float(inputs["advantages"].abs().mean()), inputs["advantages"].shape
     return value
 
 
-def logged(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def logged(self, model, inputs, loss):
     value = loss(model, inputs)
     self.seen = {key: (of.shape, float(of.float().mean())) for key, of in inputs.items() if torch.is_tensor(of)}
     return value
 
 
-def halves(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def halves(self, model, inputs, loss):
     middle = len(inputs["prompt_ids"]) // 2
     return sum(loss(model, rows_of(inputs, part)) for part in (slice(0, middle), slice(middle, None)))
 
 
-def skipped_without_advantages(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def skipped_without_advantages(self, model, inputs, loss):
     if not inputs["advantages"].any():
         return sum(parameter.sum() for parameter in model.parameters()) * 0.0
     return loss(model, inputs)
 
 
-def twice_the_second_in_a_copy(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def twice_the_second_in_a_copy(self, model, inputs, loss):
     first = loss(model, inputs)
     return first - 0.3 * loss(model, {**inputs, "advantages": inputs["advantages"].clamp(max=0)})
 
 
-def under_autocast(self: Any, model: Any, inputs: Any, loss: Any) -> Any:
+def under_autocast(self, model, inputs, loss):
     with torch.autocast("cpu", enabled=False):
         return loss(model, {**inputs})
 
@@ -290,9 +290,9 @@ AROUND: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 
 
 def around(loss: Callable[[Any, Any, Any, Any], Any]) -> Case:
-    def make(base: Any) -> Any:
+    def make(base):
         class Around(base):  # type: ignore[misc]
-            def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            def _compute_loss(self, model, inputs):
                 return loss(self, model, inputs, super()._compute_loss)
 
         return Around
@@ -304,7 +304,7 @@ CASES |= {name: around(loss) for name, loss in AROUND.items()}
 
 
 @case
-def scaled_with_rows_left_out(base: Any) -> Any:
+def scaled_with_rows_left_out(base):
     class LeftOut(around(lambda self, model, inputs, loss: loss(model, inputs) + sft(model))(base)):  # type: ignore[misc]
         left_out = True
 
@@ -315,49 +315,49 @@ def scaled_with_rows_left_out(base: Any) -> Any:
 
 
 @case
-def by_the_class(base: Any) -> Any:
+def by_the_class(base):
     class ByTheClass(base):  # type: ignore[misc]
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             return base._compute_loss(self, model, dict(inputs))
 
     return ByTheClass
 
 
 @case
-def a_mixin(base: Any) -> Any:
+def a_mixin(base):
     class Mixin:
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             return super()._compute_loss(model, scaled(inputs))  # type: ignore[misc]
 
     return type("Mixed", (Mixin, base), {})
 
 
 @case
-def a_helper_calls_super(base: Any) -> Any:
+def a_helper_calls_super(base):
     class Helped(base):  # type: ignore[misc]
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             return self.mine(model, dict(inputs))
 
-        def mine(self, model: Any, batch: Any) -> Any:
+        def mine(self, model, batch):
             return super()._compute_loss(model, batch) * 0.5
 
     return Helped
 
 
-def with_wraps(function: Any) -> Any:
+def with_wraps(function):
     @functools.wraps(function)
-    def inner(*args: Any, **kwargs: Any) -> Any:
+    def inner(*args, **kwargs):
         return function(*args, **kwargs)
 
     return inner
 
 
-def without_wraps(function: Any) -> Any:
+def without_wraps(function):
     return lambda self, model, inputs: function(self, model, inputs)
 
 
 def decorated_by(decorator: Callable[[Any], Any], make: Case) -> Case:
-    def made(base: Any) -> Any:
+    def made(base):
         decorated = make(base)
         decorated._compute_loss = decorator(vars(decorated)["_compute_loss"])
         return decorated
@@ -370,7 +370,7 @@ CASES |= {"decorated": decorated_by(with_wraps, HALF), "decorated_without_wraps"
 
 
 @case
-def a_patch_on_the_class(base: Any) -> Any:
+def a_patch_on_the_class(base):
     class Patched(base):  # type: ignore[misc]
         pass
 
@@ -380,7 +380,7 @@ def a_patch_on_the_class(base: Any) -> Any:
 
 
 @case
-def a_patch_with_wraps_on_the_class(base: Any) -> Any:
+def a_patch_with_wraps_on_the_class(base):
     class Patched(base):  # type: ignore[misc]
         pass
 
@@ -389,13 +389,13 @@ def a_patch_with_wraps_on_the_class(base: Any) -> Any:
 
 
 @case
-def a_patch_of_trls_class(base: Any) -> Any:
+def a_patch_of_trls_class(base):
     class Patched(base):  # type: ignore[misc]
         pass
 
     stock = base._compute_loss
 
-    def patched(self: Any, model: Any, inputs: Any) -> Any:
+    def patched(self, model, inputs):
         return stock(self, model, scaled(inputs))
 
     @contextlib.contextmanager
@@ -411,29 +411,29 @@ def a_patch_of_trls_class(base: Any) -> Any:
 
 
 @case
-def shaped_around_the_loss(base: Any) -> Any:
+def shaped_around_the_loss(base):
     class Outside(base):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(self, model, inputs, *args, **kwargs):
             return super().compute_loss(model, scaled(inputs), *args, **kwargs)
 
     return Outside
 
 
 @case
-def rebuilt_around_the_loss(base: Any) -> Any:
+def rebuilt_around_the_loss(base):
     class Outside(base):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(self, model, inputs, *args, **kwargs):
             return super().compute_loss(model, rebuilt_from_known_keys(self, inputs), *args, **kwargs)
 
     return Outside
 
 
 @case
-def log_probs_by_two_forwards(base: Any) -> Any:
+def log_probs_by_two_forwards(base):
     """The method's override asks itself for another model's first."""
 
     class Twice(base):  # type: ignore[misc]
-        def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
             if model is not teacher(self):
                 self.gap = self._get_per_token_logps_and_entropies(teacher(self), *args, **kwargs)[0]
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
@@ -442,9 +442,9 @@ def log_probs_by_two_forwards(base: Any) -> Any:
 
 
 @case
-def by_the_type_of_itself(base: Any) -> Any:
+def by_the_type_of_itself(base):
     class Itself(base):  # type: ignore[misc]
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             return super(type(self), self)._compute_loss(model, inputs)
 
     return Itself
@@ -473,12 +473,12 @@ def logps_of(self: Any, model: Any, inputs: Any) -> torch.Tensor:
 def whole(loss: Callable[..., Any]) -> Case:
     """A class whose loss calls no other."""
 
-    def make(base: Any) -> Any:
+    def make(base):
         class Whole(base):  # type: ignore[misc]
             by_hand = True
 
-            def _compute_loss(self, model: Any, inputs: Any) -> Any:
-                def logps(batch: Any = inputs, asked: Any = model) -> Any:
+            def _compute_loss(self, model, inputs):
+                def logps(batch=inputs, asked=model):
                     width = batch["completion_ids"].size(1)
                     return self._get_per_token_logps_and_entropies(asked, *both(batch), width)[0]
 
@@ -489,57 +489,57 @@ def whole(loss: Callable[..., Any]) -> Case:
     return make
 
 
-def of_its_own(self: Any, inputs: Any, logps: Any) -> Any:
+def of_its_own(self, inputs, logps):
     new = logps()
     return own(inputs, new, old_of(inputs, new), inputs["advantages"])
 
 
-def asks_whether_it_has_old(self: Any, inputs: Any, logps: Any) -> Any:
+def asks_whether_it_has_old(self, inputs, logps):
     """The batch of the first loss has none, as stock's."""
     new = logps()
     return own(inputs, new, inputs[OLD] if OLD in inputs else new.detach(), inputs["advantages"])
 
 
-def in_a_copy(self: Any, inputs: Any, logps: Any) -> Any:
+def in_a_copy(self, inputs, logps):
     return of_its_own(self, {**inputs}, logps)
 
 
-def with_a_teacher_first(self: Any, inputs: Any, logps: Any) -> Any:
+def with_a_teacher_first(self, inputs, logps):
     self.gap = float(logps(asked=teacher(self)).detach().mean())
     return of_its_own(self, inputs, logps)
 
 
-def reads_advantages_first(self: Any, inputs: Any, logps: Any) -> Any:
+def reads_advantages_first(self, inputs, logps):
     advantages = inputs["advantages"]
     new = logps()
     return own(inputs, new, old_of(inputs, new), advantages)
 
 
-def reads_advantages_again_for_nothing(self: Any, inputs: Any, logps: Any) -> Any:
+def reads_advantages_again_for_nothing(self, inputs, logps):
     value = reads_advantages_first(self, inputs, logps)
     self.mean = float(inputs["advantages"].detach().mean())
     return value
 
 
-def takes_its_own_for_old(self: Any, inputs: Any, logps: Any) -> Any:
+def takes_its_own_for_old(self, inputs, logps):
     new = logps()
     return own(inputs, new, new.detach(), inputs["advantages"])
 
 
-def detaches_its_ratio(self: Any, inputs: Any, logps: Any) -> Any:
+def detaches_its_ratio(self, inputs, logps):
     new = logps()
     ratio = (new - old_of(inputs, new)).exp().detach().clamp(max=1.2)
     mask = inputs["completion_mask"]
     return -(ratio * inputs["advantages"][:, None] * new * mask).sum() / mask.sum()
 
 
-def shapes_before(self: Any, inputs: Any, logps: Any) -> Any:
+def shapes_before(self, inputs, logps):
     """Persists in the batch that a second iteration trains on, in stock."""
     inputs["advantages"] = inputs["advantages"] * 0.5
     return of_its_own(self, inputs, logps)
 
 
-def shapes_after(self: Any, inputs: Any, logps: Any) -> Any:
+def shapes_after(self, inputs, logps):
     new = logps()
     inputs["advantages"] = inputs["advantages"] * 0.5
     return own(inputs, new, old_of(inputs, new), inputs["advantages"])
@@ -557,14 +557,14 @@ CASES["whole_loss_decorated"] = decorated_by(with_wraps, whole(of_its_own))
 
 
 @case
-def whole_loss_in_a_helper(base: Any) -> Any:
+def whole_loss_in_a_helper(base):
     class Helper(base):  # type: ignore[misc]
         by_hand = True
 
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def _compute_loss(self, model, inputs):
             return self.mine(model, inputs)
 
-        def mine(self, model: Any, batch: Any) -> Any:
+        def mine(self, model, batch):
             return of_its_own(self, batch, lambda: logps_of(self, model, batch))
 
     return Helper
@@ -610,17 +610,17 @@ class ByHand(GRPOTrainer):
                 self.replayed_rows += 1
         return torch.stack(logps), torch.stack(old), advantages
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         if model is self.model and getattr(self, "by_hand", False) and getattr(self, "now", None) is not None:
             return (self.now,)
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
-    def whole_by_hand(self, model: Any, inputs: Any) -> Any:
+    def whole_by_hand(self, model, inputs):
         """A loss of its own, on a batch in which its values by hand stand from the start."""
         self.now, old, advantages = self.logps_by_hand(inputs)
         return type(self)._compute_loss(self, model, {**inputs, OLD: old, "advantages": advantages})
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+    def _compute_loss(self, model, inputs):
         logps, old, advantages = self.logps_by_hand(inputs)
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         signal = advantages if advantages.dim() == 2 else advantages[:, None]
@@ -655,13 +655,13 @@ def watched(make: Case) -> type:
     class Watched(on_trl):  # type: ignore[misc]
         compares = False
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self.book: dict[Any, torch.Tensor] = {}
             self.fresh: set[Any] = set()
             self.compared: list[tuple[int, float, float]] = []
 
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
+        def _generate_and_score_completions(self, inputs):
             batch = super()._generate_and_score_completions(inputs)
             if self.model.training:
                 keys = [key_of(self, batch, row) for row in range(len(batch["prompt_ids"]))]
@@ -669,7 +669,7 @@ def watched(make: Case) -> type:
                 self.book |= {key: alone(self.model, key, False) for key in keys}
             return batch
 
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(self, model, inputs, *args, **kwargs):
             given = {key: value.clone() if torch.is_tensor(value) else value for key, value in inputs.items()}
             loss = super().compute_loss(model, inputs, *args, **kwargs)
             if self.compares and self.model.training:

@@ -43,18 +43,18 @@ class Marked(torch.Tensor):
     """A tensor that is said to be on a device."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         return _called(func, args, kwargs or {})
 
 
 class Watched(TorchFunctionMode):
     """While it is entered, calls without a marked tensor are seen as well: those that bring one to the device."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         return _called(func, args, kwargs or {})
 
 
-def _called(func: Any, args: Any, kwargs: Any) -> Any:
+def _called(func, args, kwargs):
     name = getattr(func, "__name__", "")
     given = list(_flat([*args, *kwargs.values()]))
     marked = any(isinstance(value, Marked) for value in given)
@@ -95,7 +95,7 @@ def _flat(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(value):
     is_cuda = (isinstance(value, torch.device) and value.type == "cuda") or (
         isinstance(value, str) and value.startswith("cuda")
     )
@@ -155,7 +155,7 @@ def ours(what: str) -> int:
     return sum(count for (kind, _), count in OURS.items() if kind == what)
 
 
-def mark(value: Any) -> Any:
+def mark(value):
     """The same tensors, marked, also in tuples, lists and dictionaries."""
     if type(value) is torch.Tensor:
         return value.as_subclass(Marked)
@@ -174,10 +174,10 @@ class Device:
         update (`int`): The update at hand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.update = 0
 
-    def mark(self, device: Any) -> Any:
+    def mark(self, device):
         """An event at the end of what it was asked to do so far."""
         begun = self.update
         return SimpleNamespace(synchronize=lambda: _note(WAIT if begun == self.update else BEFORE))
@@ -187,7 +187,7 @@ class Device:
         """Bytes of memory that is said to be pinned."""
         return torch.empty(count, dtype=torch.uint8)
 
-    def install(self, patch: Any) -> None:
+    def install(self, patch):
         """Put it there; `patch(owner, name, value)` does so."""
         patch(transfer, "mark", self.mark)
         patch(transfer, "pinned", self.pinned)
@@ -196,20 +196,20 @@ class Device:
 class OnDevice(GRPOTrainer):
     """The stock trainer; what it makes of a batch is marked."""
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args, **kwargs):
         with Watched():
             return super().train(*args, **kwargs)
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs):
         return mark(super()._generate_and_score_completions(inputs))
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+    def _calculate_rewards(self, *args, **kwargs):
         return mark(super()._calculate_rewards(*args, **kwargs))
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         return mark(super()._get_per_token_logps_and_entropies(*args, **kwargs))
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
         return loss.as_subclass(torch.Tensor)
 
@@ -222,7 +222,7 @@ class Calls:
         ours, theirs (`int`): How many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ours = self.theirs = 0
         self._stack: list[bool] = []
 
@@ -230,7 +230,7 @@ class Calls:
         sys.setprofile(self._profile)
         return self
 
-    def __exit__(self, *args: Any) -> None:
+    def __exit__(self, *args):
         sys.setprofile(None)
 
     def _profile(self, frame: Any, event: str, arg: Any) -> None:

@@ -73,7 +73,7 @@ FOUND = "document.querySelectorAll('.md-search-result__item').length"
 class Tab:
     """A tab of the browser: calls of the DevTools protocol, and what the page logs as an error."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection):
         self._connection = connection
         self._calls = 0
         self.errors: list[str] = []
@@ -159,7 +159,7 @@ def served(folder: Path) -> Iterator[str]:
     """A folder as a web site; its address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             pass
 
     handler = functools.partial(Quiet, directory=str(folder))
@@ -169,7 +169,7 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def make_report() -> None:
+def make_report():
     """A report of two tiny runs."""
     with tempfile.TemporaryDirectory() as folder:
         runs = [str(Path(folder) / name) for name in ("first", "second")]
