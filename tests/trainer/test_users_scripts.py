@@ -153,7 +153,7 @@ def subclass(trainer_class, folder):
 
 
 def rollouts(form, folder):
-    return build(folder, form, trainer_class=GRPOTrainer, max_steps=STEPS)
+    return build(folder, form, trainer_class=GRPOTrainer, max_steps=STEPS // 2)
 
 
 ACTS = {
