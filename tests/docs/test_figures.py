@@ -305,7 +305,7 @@ def test_what_pages_say_of_seconds_was_measured():
     )
     assert "it took {1} of stock's time there ({0} to {2} by seed)".format(*on_gpu) in readme
     assert f"{on_gpu[1]} of stock's time on a GPU, {on_cpu[1]} on a CPU (medians)" in report
-    by_seed = "{} to {} and {} to {}".format(on_cpu[0], on_cpu[2], on_gpu[0], on_gpu[2])
+    by_seed = f"{on_cpu[0]} to {on_cpu[2]} and {on_gpu[0]} to {on_gpu[2]}"
     assert f"it took {on_cpu[1]} and {on_gpu[1]} of stock's seconds on *products* (by seed, {by_seed})" in pays
 
 
