@@ -339,6 +339,33 @@ def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_too
     assert loss_mask(trainer.losses[1]["inputs"]).sum() == 24
 
 
+TOOLS = [
+    {"prompt": "1=", "completion_ids": [20 + row, 21, 22], "tool_mask": [1, 0, 1], "reward": float(row % 2)}
+    for row in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "settings"),
+    [(([LIVE, DEAD, DEAD], [DEAD, DEAD, DEAD]), {}), (([LIVE, DEAD, DEAD],), {"replay_unfilled": "intra_batch"})],
+    ids=["the run's own", "copies of its own"],
+)
+def test_a_group_whose_tokens_a_file_masks_is_replayed_beside_others(tmp_path, script, settings):
+    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=2)
+    session = trl_replay.attach(trainer, replay_start=0, **settings)
+    assert session.add(TOOLS) == 1
+    steps = record(session)
+    trainer.train()
+    _, after = steps[1]
+    masks = loss_mask(after).view(3, 4, -1)
+    lengths = after["completion_mask"].view(3, 4, -1)
+    of_file = (after["completion_ids"].view(3, 4, -1)[:, :, 1:3] == torch.tensor([21, 22])).all(dim=(1, 2))
+    assert of_file.sum() == 1
+    assert masks[of_file][0, :, :3].tolist() == [[1, 0, 1]] * 4
+    assert torch.equal(masks[~of_file], lengths[~of_file]), "all tokens of the others train"
+    assert (after["advantages"].view(3, 4) != 0).any(dim=1).sum() >= 2, "another group trains beside it"
+
+
 def test_a_scorer_is_told_the_log_probs_of_a_files_groups(tmp_path):
     seen = []
 

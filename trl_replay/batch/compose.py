@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -406,16 +407,21 @@ def _refuse_missing(placements: Sequence[Placement], specs: Mapping[str, FieldSp
                 raise BatchError(f"A stored group lacks {key!r}, which the batch holds; it must not be sampled.")
 
 
-def with_stored_fields(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
-    """Return the batch with token-level fields that only placed groups have, such as the tool mask of a file; its own
-    rows get the implied value."""
+def with_stored_fields(
+    batch: Batch, fields: FieldTable, placements: Sequence[Placement]
+) -> tuple[Batch, Sequence[Placement]]:
+    """Return the batch, and the placed groups, with token-level fields that only some of these groups have, such as
+    the tool mask of a file: all other rows get the implied value."""
     added: Batch = {}
     for placed in placements:
         for key, stored in placed.group.tensors.items():
             spec = None if key in batch and batch[key] is not None else fields.spec(key)
             if spec is not None and spec.layout == "completion" and spec.implied is not None:
                 added[key] = implied_values(batch, spec, stored.dtype)
-    return batch | added if added else batch
+    if not added:
+        return batch, placements
+    groups = [replace(placed.group, keys=placed.group.keys | added.keys()) for placed in placements]
+    return batch | added, [replace(placed, group=group) for placed, group in zip(placements, groups, strict=True)]
 
 
 def implied_values(batch: Batch, spec: FieldSpec, dtype: torch.dtype) -> torch.Tensor:

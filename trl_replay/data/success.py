@@ -49,7 +49,7 @@ class Success:
         self.values, self.noise = [], []
         below, its_noise = -math.inf, 0.0
         for value, noise in sorted(noise_of.items()):
-            if value - below > max(noise, its_noise):
+            if not self.values or value - below > max(noise, its_noise):
                 self.values.append(value)
                 self.noise.append(noise)
             self.noise[-1] = max(self.noise[-1], noise)

@@ -69,8 +69,7 @@ def compose_batch(
     """
     rows, plan, fields, buffer = fresh.rows, decision.plan, components.fields, components.buffer
     replayed = rows.placements(decision, buffer.table, buffer.clock.update, payload)
-    placements = replayed + _copies(fresh, plan, components)
-    batch = with_stored_fields(fresh.batch, fields, placements)
+    batch, placements = with_stored_fields(fresh.batch, fields, replayed + _copies(fresh, plan, components))
     composed = compose(batch, fields, placements, components.loss.pad_to_multiple_of)
     own = plan.column(buffer.table.row_advantage, fresh.groups.advantages)
     changed = rows.of_here(plan.advantages != own)
