@@ -110,6 +110,21 @@ def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
+def ends(done: dict[Run, list[dict[str, Any]]], arm: str) -> dict[int, float]:
+    """An arm's accuracy at the end by seed, the pilot's included, at the rate that this one chose."""
+    rate = study.chosen_rates(done)["products", arm]
+    runs = (Run("products", arm, rate, seed) for seed in (PILOT, *SEEDS))
+    return {run.seed: done[run][-1]["sampled"] for run in runs if run in done}
+
+
+def compared(done: dict[Run, list[dict[str, Any]]]) -> tuple[float, float, int]:
+    """Stock's and the preset's mean accuracy at the end over the seeds on which both ran, and how many these are."""
+    of_stock, of_preset = ends(done, "stock"), ends(done, "sample_efficient")
+    seeds = of_stock.keys() & of_preset.keys()
+    stock, preset = (float(np.mean([of[seed] for seed in seeds])) for of in (of_stock, of_preset))
+    return stock, preset, len(seeds)
+
+
 def screen(out: Path) -> None:
     """Prints pass rates before training, and which groups of 8 are dead."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
