@@ -130,8 +130,11 @@ def shown() -> dict[str, tuple[str, Pairs]]:
 
 def control(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
     """Accuracy at the end of stock with two updates, with or without a KL term, at its best rate."""
-    arms = ("stock, 2 updates", "stock, 2 updates, KL")
-    means = [float(np.mean(values)) for arm in arms for values in ends(done, task, arm).values()]
+    found: dict[tuple[str, float], list[float]] = {}
+    for run, lines in done.items():
+        if run.task == task and run.arm in ("stock, 2 updates", "stock, 2 updates, KL") and run.seed != study.PILOT:
+            found.setdefault((run.arm, run.rate), []).append(lines[-1]["sampled"])
+    means = [float(np.mean(values)) for values in found.values() if len(values) >= len(updates_per_batch.SEEDS)]
     return f"{max(means):.2f}, {len(means)} tried"
 
 
