@@ -24,7 +24,7 @@ DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
 """The arms of a picture, with their colors."""
 ON_PRODUCTS = {
     "stock": ("stock", "#666666"),
-    "stock, 2 updates, KL": ("as preset,\nno replay", "#b35900"),
+    "stock, 2 updates, KL": ("2 updates,\nno replay", "#b35900"),
     "sample_efficient": ("preset", "#1a7f37"),
 }
 BY_RATE = {"stock, KL 0.02": "#b35900", **DRAWN}
@@ -88,7 +88,7 @@ def draw_products(path: Path) -> None:
         named.append((*_draw_runs(axis, runs, batch, color), name, color))
     _name_ends(axis, named, apart=0.13)  # a name has two lines
     title = f"24 prompts, SmolLM2-135M, {len(seeds)} seeds (bands: lowest to highest)"
-    axis.set(xlabel="completions generated", ylabel="accuracy on them", ylim=(0, 0.96), xlim=(0, named[0][0]))
+    axis.set(xlabel="completions generated", ylabel="training accuracy", ylim=(0, 0.96), xlim=(0, named[0][0]))
     axis.set_title(title, fontsize=17)
     axis.axhline(named[0][1], color=ON_PRODUCTS["stock"][1], linewidth=1, linestyle="--")
     axis.annotate("stock's end", (0, named[0][1]), (6, 5), textcoords="offset points", fontsize=15, color="#666666")

@@ -247,9 +247,11 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
         rates.completions.times_fewer([one.share for one in found])[:3]
         for found in (of_preset, [rates.completions.saving(*pair) for pair in on_gpu])
     ]
-    assert "needed {} times fewer (median). On a GPU, it needed {} times fewer".format(*fewer) in " ".join(
-        readme.split()
-    )
+    lead = " ".join(readme.split())
+    assert "it took {} times fewer completions (GPU: {}, in".format(*fewer) in lead
+    runs = [done[rates.Run("products", "stock", 3e-6, seed)] for seed in rates.updates_per_batch.SEEDS]
+    dead = np.mean([line["frac_reward_zero_std"] for lines in runs for line in lines[1:]])
+    assert f"(here, {100 * dead:.0f} % of stock's groups)" in lead
     assert "on 0 of 3 seeds" in readme
     assert all(np.isinf(one.share) for one in rates.against_best(done, "products")[1e-6])
     low, high = (np.mean(of) for of in rates.ends(done, "french", "stock, 2 updates").values())
@@ -317,7 +319,7 @@ def test_what_pages_say_of_seconds_was_measured():
         " ".join((ROOT / page).read_text().split())
         for page in ("README.md", "docs/when-replay-pays.md", "benchmarks/reports/when_it_pays.md")
     )
-    assert "and {1} of stock's time ({0} to {2} by seed)".format(*on_gpu) in readme
+    assert "in {1} of stock's time, {0} to {2} by seed; medians)".format(*on_gpu) in readme
     assert f"{on_gpu[1]} of stock's time on a GPU, {on_cpu[1]} on a CPU (medians)" in report
     by_seed = f"{on_cpu[0]} to {on_cpu[2]} and {on_gpu[0]} to {on_gpu[2]}"
     assert f"it took {on_cpu[1]} and {on_gpu[1]} of stock's seconds on *products* (by seed, {by_seed})" in pays
