@@ -87,3 +87,12 @@ def test_what_pages_say_of_installing_works_today():
     wrong = "no release yet|pip install (plugins/|\\.)" if released else "pip install '?trl-replay"
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.ipynb"), *ROOT.glob("plugins/*/*.md")]
     assert [page.name for page in pages if re.search(wrong, page.read_text())] == []
+
+
+def test_what_it_says_of_examples_is_what_these_printed():
+    page, readme = (ROOT / "examples" / "README.md").read_text(), " ".join(README.split())
+    ends = {arm: re.findall(rf"^seed \d {arm} .* (\d+)$", page, re.MULTILINE) for arm in ("stock", "preset")}
+    stock, preset = (", ".join(f"0.{end}" for end in ends[arm]) for arm in ("stock", "preset"))
+    assert f"gave {stock} with stock and {preset} with the preset" in readme
+    assert "reward 0.05 with stock, 0.55 with the preset" in page
+    assert "(4 minutes; reward 0.05 with stock, 0.55 with the preset)" in readme

@@ -151,7 +151,7 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
     starts = np.cumsum(counts) - counts
     prompts, completions = (of_rows[places] for of_rows in row_lengths(batch, fields.pad_token_id))
     real = _real_positions(specs, _widths(batch), places, prompts, completions)
-    lengths = {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
+    lengths = _by_layout(prompts, completions)
     text = {key: batch[key].detach() for key, spec in specs.items() if _is_text(spec)}
     first = index[torch.from_numpy(np.repeat(starts, counts))]
     of_prompts = [values for key, values in text.items() if specs[key].layout == "prompt"]
@@ -328,7 +328,11 @@ def _flat(part: Group, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
 
 def _counts(part: Group) -> dict[str, Ints]:
     """Return the number of values that a padded field has in each row, by layout."""
-    prompts, completions = _prompt_lengths(part), part.completion_lengths
+    return _by_layout(_prompt_lengths(part), part.completion_lengths)
+
+
+def _by_layout(prompts: Ints, completions: Ints) -> dict[str, Ints]:
+    """Return the lengths of rows in padded fields, by layout."""
     return {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
 
 
