@@ -124,6 +124,21 @@ def test_entries_of_a_prompt_are_counted_right_whichever_way(rounds, backwards):
         assert_counted(table)
 
 
+def test_entries_of_many_prompts_are_counted_as_they_come_and_leave():
+    rng = np.random.default_rng(0)
+    table, serial = Table.empty(), 0
+    for _ in range(400):
+        count = int(rng.integers(0, 6))
+        prompts = rng.integers(0, rng.choice([3, 50, 2**62]), count)
+        table.append({"serial": serial + np.arange(count), "prompt": prompts}, count)
+        serial += count
+        table.remove(rng.permutation(len(table))[: max(len(table) - 40, int(rng.integers(0, 3)))])
+        assert_counted(table)
+        assert table.tasks == len(set(table.prompt.tolist()))
+    table.remove(np.arange(len(table)))
+    assert table.tasks == 0
+
+
 @settings(max_examples=80, deadline=None, database=None)
 @given(st.lists(st.integers(0, 3)), st.integers(-1, 9), st.randoms(use_true_random=False))
 def test_the_lowest_come_as_from_a_whole_sort(first, count, random):

@@ -23,8 +23,6 @@ COLUMNS: dict[str, Any] = {
     "tokens": np.int32,  # trainable completion tokens
     "items": np.int32,  # tokens in num_items_in_batch: the trainable ones from TRL 1.9 on
     "prompt": np.int64,  # hash of the prompt's tokens
-    "peers": np.int32,  # entries of the same prompt, this one included
-    "newer": np.int32,  # those of them that are newer than this one
     "nbytes": np.int64,  # bytes of payload, all rows of the group
     "origin": np.int32,  # 0 generated here, 1 from a file with its log-probs, 2 from a file with the policy's own
     "keys": np.int32,  # which set of batch keys the payload can restore
@@ -41,9 +39,16 @@ ROW_COLUMNS: dict[str, Any] = {
     "row_masked": np.bool_,  # whether the row trains nothing
 }
 """Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
-CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
-COUNTED, MANY = frozenset({"peers", "newer"}), 64
-"""Columns that are counted when somebody reads them, or entries have come or left so often."""
+COUNTED = ("peers", "newer")
+"""Made when they are read: the entries of the same prompt, each one included, and those of them that are newer."""
+CORE = frozenset({*COLUMNS, *ROW_COLUMNS, *COUNTED})
+NUMBER, PLACE = "_number", "_place"
+"""Hidden columns: of each entry the number of its prompt, and its place among that prompt's entries. Places are whole
+numbers without a gap, and newer entries have higher ones."""
+COUNT, LAST, NEWEST = range(3)
+"""Of each numbered prompt: its entries, the place of the newest, and the highest serial number that it had."""
+MANY = 64
+"""Where more entries come or leave at once, all are numbered anew."""
 ENTRY = 168
 """Bytes that an entry takes beside columns and payload: its number, its place by number, a header of its bytes, and
 where these and their kind are."""
@@ -73,7 +78,8 @@ class Table:
         self._fills: dict[str, float] = {}
         self._row_of: dict[int, int] | None = None  # by serial number, made when somebody asks
         self._changes = 0
-        self._uncounted: list[NDArray[np.int64]] = []  # prompts whose entries are counted when somebody asks
+        self._prompts: NDArray[np.int64] | None = None  # (n, 2), sorted, with numbers; None: made when somebody asks
+        self._of_prompts = np.zeros((0, 3), np.int64)
         self._row_bytes = 0  # counted when somebody asks
         self.reward_weights = reward_weights
         self.counting = counting
@@ -90,6 +96,7 @@ class Table:
         for name, dtype in ROW_COLUMNS.items():
             shape = (0, size, functions) if name == "row_rewards" else (0, size)
             columns[name] = np.zeros(shape, dtype)
+        columns |= {name: np.zeros(0, np.int32) for name in (NUMBER, PLACE)}
         return cls(columns, np.ones(functions))
 
     def __len__(self) -> int:
@@ -114,11 +121,14 @@ class Table:
     def writable(self, name: str) -> NDArray[Any]:
         """Return a writable column, for the buffer and its decisions, and for a scope's `owner`."""
         columns: dict[str, NDArray[Any]] = self.__dict__.get("_columns", {})
-        if name not in columns:
-            raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(columns)}.")
-        if name in COUNTED and self._uncounted:
-            self._count()
-        return columns[name][: self._length]
+        if name in columns:
+            return columns[name][: self._length]
+        if name not in COUNTED:
+            raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(self.names)}.")
+        of_prompts, number = self._numbered().astype(np.int32), self.writable(NUMBER)
+        if name == "peers":
+            return np.asarray(of_prompts[number, COUNT])
+        return np.asarray(of_prompts[number, LAST] - self.writable(PLACE))
 
     def rows_of(self, serials: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Row of each entry with these serial numbers, -1 where there is none."""
@@ -157,8 +167,8 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """Names of all columns, including plugins'."""
-        return list(self._columns)
+        """Names of all columns that are kept, including plugins'."""
+        return [name for name in self._columns if name not in (NUMBER, PLACE)]
 
     @property
     def row_bytes(self) -> int:
@@ -176,7 +186,7 @@ class Table:
         """
         if np.dtype(dtype).kind not in "biuf":
             raise ConfigurationError(f"Column {name!r} can't be added: {dtype!r} is not a numeric type.")
-        if name in self._columns or hasattr(type(self), name) or not name.isidentifier():
+        if name in CORE or name in self._columns or hasattr(type(self), name) or not name.isidentifier():
             raise ConfigurationError(f"Column {name!r} can't be added: the name is taken or not an identifier.")
         self._columns[name] = np.full(len(self), fill, dtype)
         self._row_bytes = 0
@@ -194,42 +204,80 @@ class Table:
         self._length = left
         if self._row_of is not None:
             self._row_of.update(zip(self.serial[first:].tolist(), range(first, left), strict=True))
-        self._recount(self.prompt[first:].copy())
+        self._changes += 1
+        self._enter(first)
 
     def remove(self, rows: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
         """Remove distinct rows; the last rows move into the gaps. Return what moved: `(gap, row)`."""
         left = self._length - len(rows)
-        moved = np.setdiff1d(np.arange(left, self._length), rows)
-        gaps = np.sort(rows[rows < left])
-        prompts, serials = self.prompt[rows], self.serial[rows].tolist()
-        for column in self._columns.values():
-            column[gaps] = column[moved]
-        self._length = left
+        leaving = set(rows.tolist())
+        moved = [row for row in range(left, self._length) if row not in leaving]
+        gaps = sorted(row for row in leaving if row < left)
+        self._leave(rows)
         if self._row_of is not None:
-            for serial in serials:
+            for serial in self.serial[rows].tolist():
                 del self._row_of[serial]
-            self._row_of.update(zip(self.serial[gaps].tolist(), gaps.tolist(), strict=True))
-        self._recount(prompts)
-        return zip(gaps.tolist(), moved.tolist(), strict=True)
-
-    def _recount(self, prompts: NDArray[np.int64]) -> None:
-        """Entries of these prompts have come or left: they are counted when somebody asks, or many have."""
+            self._row_of.update(zip(self.serial[moved].tolist(), gaps, strict=True))
+        if gaps:
+            for column in self._columns.values():
+                column[gaps] = column[moved]
+        self._length = left
         self._changes += 1
-        self._uncounted.append(prompts)
-        if len(self._uncounted) > MANY:
-            self._count()
+        return zip(gaps, moved, strict=True)
 
-    def _count(self) -> None:
-        """Count the entries of each prompt of which some have come or left."""
-        prompts, self._uncounted = np.concatenate(self._uncounted), []
-        rows = np.flatnonzero(np.isin(self.prompt, prompts))
-        counts = _counted(self.prompt[rows], self.serial[rows])
-        self._columns["peers"][rows], self._columns["newer"][rows] = counts
+    def _enter(self, first: int) -> None:
+        """Number the entries from the row `first` on."""
+        prompts, serials = self.prompt[first:].tolist(), self.serial[first:].tolist()
+        for row, prompt, serial in zip(range(first, self._length), prompts, serials, strict=True):
+            known = self._prompts
+            if known is None or len(prompts) > MANY or len(known) > 2 * self._length + MANY:
+                self._prompts = None
+                return
+            place = int(np.searchsorted(known[:, 0], prompt))
+            if place == len(known) or known[place, 0] != prompt:
+                self._prompts = known = np.insert(known, place, (prompt, len(known)), axis=0)
+            number = known[place, 1]
+            if number == len(self._of_prompts):
+                self._of_prompts = np.concatenate([self._of_prompts, np.zeros((MANY + number // 8, 3), np.int64)])
+            counted = self._of_prompts[number]
+            if counted[COUNT] and serial < counted[NEWEST]:  # as in a checkpoint
+                self._prompts = None
+                return
+            counted += 1
+            counted[NEWEST] = serial
+            self._columns[NUMBER][row], self._columns[PLACE][row] = number, counted[LAST]
+
+    def _leave(self, rows: NDArray[np.int64]) -> None:
+        """Close the gaps that these rows leave among the places of their prompts."""
+        if self._prompts is None or len(rows) > MANY:
+            self._prompts = None
+            return
+        numbers, places = self.writable(NUMBER), self.writable(PLACE)
+        for row in rows.tolist():
+            place, counted = places[row], self._of_prompts[numbers[row]]
+            counted[COUNT] -= 1
+            if place == counted[LAST]:
+                counted[LAST] -= 1
+            elif place > counted[LAST] - counted[COUNT]:  # neither the newest nor the oldest
+                places[(numbers == numbers[row]) & (places < place)] += 1
+
+    def _numbered(self) -> NDArray[np.int64]:
+        """Return what is known of each numbered prompt, `(prompts, 3)`."""
+        if self._prompts is None:
+            prompts, numbers, counts = np.unique(self.prompt, return_inverse=True, return_counts=True)
+            order = np.lexsort((self.serial, numbers))  # prompt by prompt, the newest last
+            ends = np.cumsum(counts)
+            self.writable(NUMBER)[:] = numbers
+            self.writable(PLACE)[order] = np.arange(len(order)) - np.repeat(ends - counts, counts)
+            newest = self.serial[order][ends - 1] if len(order) else ends
+            self._of_prompts = np.stack([counts, counts - 1, newest], axis=1)
+            self._prompts = np.stack([prompts, np.arange(len(prompts))], axis=1)
+        return self._of_prompts
 
     @property
     def tasks(self) -> int:
         """Number of distinct tasks among the entries."""
-        return int((self.newer == 0).sum())
+        return int(np.count_nonzero(self._numbered()[:, COUNT]))
 
     def take(self, rows: NDArray[np.int64]) -> Table:
         """Return a table of `rows`. A column is copied when it is first read: read it before entries come or leave."""
@@ -261,21 +309,6 @@ class _Taken(Table):
                 raise ReplayError(f"table.{name} is read too late: entries have come or left since it was drawn from.")
             self._columns[name] = self._whole.writable(name)[self._rows]
         return super().writable(name)
-
-
-def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count, for each row, the rows of its prompt and the newer ones among them."""
-    order = np.lexsort((-serials, prompts))  # prompt by prompt, of one prompt the newest first
-    ordered = prompts[order]
-    begins = np.ones(len(order), bool)
-    begins[1:] = ordered[1:] != ordered[:-1]
-    first = np.flatnonzero(begins)
-    counts = np.diff(first, append=len(order))
-    peers = np.empty(len(order), np.int64)
-    newer = np.empty(len(order), np.int64)
-    peers[order] = np.repeat(counts, counts)
-    newer[order] = np.arange(len(order)) - np.repeat(first, counts)
-    return peers, newer
 
 
 def lowest(first: NDArray[Any], then: NDArray[Any], count: int) -> NDArray[np.int64]:
