@@ -25,6 +25,7 @@ from . import built_in
 from .base.code import code_of
 from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
+from .data.types import Ints
 from .errors import ContractError
 
 if TYPE_CHECKING:
@@ -241,7 +242,14 @@ def advantages(
 
     # before 1.6, rows that no function scored have 0
     leaves_out_unscored = within is not None or not counts_unscored()
-    mean, std = (torch.nanmean, nanstd) if leaves_out_unscored else (torch.mean, torch.std)
+    mean = torch.nanmean if leaves_out_unscored else torch.mean
+
+    def std(values: torch.Tensor, **over: Any) -> torch.Tensor:
+        """To compare with, where nothing is missing, torch's is the same up to a rounding error, and five times as
+        fast."""
+        is_exact = leaves_out_unscored and (within is not None or values.isnan().any())
+        return (nanstd if is_exact else torch.std)(values, **over)
+
     sums_normalized = setup.aggregation == "normalize_then_sum"
     total = _summed(rewards, setup, size, leaves_out_unscored)
     batch = total if within is None else _summed(within, setup, size, leaves_out_unscored)
@@ -286,8 +294,9 @@ def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_uns
         deviations = nanstd(by_function, dim=1, keepdim=True)
         scored = (centered / (deviations + STD_EPSILON)).view(rewards.shape)
     total = (scored * weights).nansum(dim=1)
-    if leaves_out_unscored:
-        total[rewards.isnan().all(dim=1)] = torch.nan
+    missing = rewards.isnan()
+    if leaves_out_unscored and missing.any():
+        total[missing.all(dim=1)] = torch.nan
     return total
 
 
@@ -459,7 +468,7 @@ def micro_batches(trainer: Any, batch: dict[str, Any], seed: int) -> list[dict[s
     return [trl.unsplit_pixel_values_by_grid(part) for part in parts]
 
 
-def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch.Tensor) -> torch.Tensor:
+def counted_items(batch: dict[str, Any], lengths: Ints, trainable: Ints) -> Ints:
     """`(B,)`: what each row adds to `num_items_in_batch`.
 
     From 1.9 on these are the tokens that the loss trains on. Before, they are those of the completion, or of the tool
@@ -471,9 +480,9 @@ def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch
         return trainable
     if "tool_mask" not in batch:
         return lengths
-    mask: torch.Tensor = batch["tool_mask"]
-    counted = (mask.ne(0) & (lengths.new_ones(mask.shape).cumsum(dim=1) <= lengths.unsqueeze(1))).sum(dim=1)
-    return counted.where(batch["completion_mask"].any(dim=1), lengths)
+    mask = batch["tool_mask"].ne(0).numpy()
+    counted = (mask & (np.arange(mask.shape[1]) < lengths[:, None])).sum(axis=1)
+    return np.where(batch["completion_mask"].ne(0).numpy().any(axis=1), counted, lengths)
 
 
 def steps_in_backward(trainer: Any) -> bool:

@@ -15,6 +15,7 @@ from ..compat import STD_EPSILON
 from ..data.fields import ADVANTAGES, FieldTable
 from ..data.rewards import (
     NOISE,
+    are_equal,
     bessel_std,
     have_equal_rewards,
     mean_of_scored,
@@ -55,8 +56,8 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
     advantages = _of_rows(batch, fields).numpy()
     rows = np.arange(first_row, first_row + len(advantages))
     _, lengths = row_lengths(batch, fields.pad_token_id)
-    trainable = loss_mask(batch).ne(0).sum(dim=1)
-    items = compat.counted_items(batch, torch.from_numpy(lengths), trainable)
+    trainable = loss_mask(batch).ne(0).numpy().sum(axis=1)
+    items = compat.counted_items(batch, lengths, trainable)
     told = batch.get("num_items_in_batch", items.sum())
     if np.isinf(advantages).any():
         raise BatchError(
@@ -67,8 +68,8 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
         "row": rows,
         "advantages": advantages,
         "lengths": lengths,
-        "trainable": trainable.numpy(),
-        "items": items.numpy().astype(np.int64),
+        "trainable": trainable,
+        "items": items,
         TOLD_ITEMS: np.full(len(rows), int(told)),
         "images": images_per_row(batch),
         "prompt": tasks,
@@ -157,22 +158,24 @@ def view(
         counting (`int`, *optional*): The reward function by which groups are dead; by TRL's advantages without one.
         success ([`Success`], *optional*): Takes note of the rewards of all processes.
     """
-    own, expected, rewards = trls_own(rows, scored, setup, size)
+    own, expected, rewards, noise = trls_own(rows, scored, setup, size)
+    sums, sizes = weighted_rewards(rewards, setup.weights), reward_sizes(rewards, setup.weights)
     if success is not None:
-        counts = setup.weights if counting is None else np.ones(1)
-        of_counting = rewards if counting is None else rewards[..., [counting]]
-        success.note(weighted_rewards(of_counting, counts), reward_sizes(of_counting, counts))
+        of_counting = sums if counting is None else rewards[..., counting]
+        success.note(of_counting, sizes if counting is None else np.abs(of_counting))
     shared = rows["row"][::size] // size
     given = rows["advantages"].reshape(-1, size)  # (groups shared, size)
     masked = np.isnan(given)
     advantages = np.where(masked, 0.0, given)
     trainable = rows["trainable"].reshape(-1, size)
     trains = (trainable > 0) & ~masked
-    noise = advantage_noise(rewards, setup)[shared]
-    equal = differ_by_noise(advantages, np.ones_like(trains), trains, noise)
-    same_rewards = have_equal_rewards(rewards[shared], setup.weights)
+    if setup.aggregation == "normalize_then_sum":
+        noise = advantage_noise(rewards, setup)
+    equal = differ_by_noise(advantages, np.ones_like(trains), trains, noise[shared])
+    errors = (NOISE * sizes.max(axis=1))[shared]
+    same_rewards = are_equal(sums[shared], errors)
     nothing = teach_nothing(advantages, trains, least_size(advantages, expected[~same_rewards]))
-    nothing |= same_rewards & teach_nothing(advantages, trains, reward_noise(rewards[shared], setup.weights))
+    nothing |= same_rewards & teach_nothing(advantages, trains, errors)
     groups = Groups(
         rewards=rewards[shared],
         reward_weights=setup.weights,
@@ -186,7 +189,7 @@ def view(
         masked=masked,
         counting=counting,
     )
-    return replace(groups, dead=groups.dead | groups.alike)
+    return groups if counting is None else replace(groups, dead=groups.dead | groups.alike)
 
 
 def dead_by_function(scored: torch.Tensor, names: Sequence[str], weights: Floats, size: int) -> dict[str, float]:
@@ -273,7 +276,7 @@ def rewards_of_batch(
     for scored in calls:
         if len(scored) != count:
             continue
-        own, _, _ = trls_own(rows, scored, setup, size)
+        own, *_ = trls_own(rows, scored, setup, size)
         if not own.all():
             continue
         if not any(torch.allclose(scored, other, rtol=0.0, atol=0.0, equal_nan=True) for other in fitting):
@@ -290,21 +293,22 @@ def rewards_of_batch(
 
 def trls_own(
     rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int
-) -> tuple[Bools, Floats, Floats]:
-    """Return a mask of the shared groups whose advantages are TRL's own for these rewards, `(n,)`; and these rewards,
-    `(groups of all processes, size, functions)`.
+) -> tuple[Bools, Floats, Floats, Floats]:
+    """Return a mask of the shared groups whose advantages are TRL's own for these rewards, `(n,)`; what these are,
+    `(n, size)`; and of all groups the rewards, `(groups, size, functions)`, and what float noise makes of equal ones,
+    errors that all rows share included, `(groups,)`.
 
     They may differ by one rounding error of a mean, since the same operations on another device may round otherwise.
     """
     shared = rows["row"][::size] // size
     advantages = rows["advantages"].reshape(-1, size)
     computed = compat.advantages(scored.detach(), setup, size)
-    expected = computed.view(-1, size).double().numpy()[shared]
+    expected = computed.numpy().astype(np.float64).reshape(-1, size)[shared]
     rewards = _by_group(scored.double(), size)
-    rounding = advantage_noise(rewards, setup, of_level=True)[shared] * (FLOAT32_EPS / NOISE)
-    tolerance = rounding[:, None] + RELATIVE_TOLERANCE * np.abs(expected)
+    noise = advantage_noise(rewards, setup, of_level=True)
+    tolerance = noise[shared, None] * (FLOAT32_EPS / NOISE) + RELATIVE_TOLERANCE * np.abs(expected)
     own = np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))
-    return own, expected, rewards
+    return own, expected, rewards, noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +334,7 @@ class AdvantageRule:
         """Whether this rule yields the batch's advantages from its rewards."""
         if self.of_tokens:
             return False
-        own, _, _ = trls_own(self.rows, self.scored, self.setup, self.size)
+        own, *_ = trls_own(self.rows, self.scored, self.setup, self.size)
         return bool(own.all())
 
     @property
@@ -397,12 +401,11 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup, of_level: bool =
         setup ([`RewardSetup`]): TRL's normalization.
         of_level (`bool`): Whether errors count that all rows of a group share.
     """
-    sizes = np.nan_to_num(np.abs(rewards)) * np.abs(setup.weights)  # (n, G, functions)
     if setup.aggregation == "normalize_then_sum":
-        return _noise_of_normalized(rewards, setup.weights, sizes, of_level)
-    error = NOISE * sizes.sum(axis=2).max(axis=1)
+        return _noise_of_normalized(rewards, setup.weights, of_level)
+    error = reward_noise(rewards, setup.weights)
     if setup.scale == "none":
-        return np.asarray(error)
+        return error
     sums = weighted_rewards(rewards, setup.weights)  # (n, G)
     if setup.scale == "batch":  # one deviation for all groups
         sums = sums.reshape(1, -1)
@@ -410,12 +413,12 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup, of_level: bool =
     return np.asarray(error / divisor)
 
 
-def _noise_of_normalized(rewards: Floats, weights: Floats, sizes: Floats, of_level: bool) -> Floats:
+def _noise_of_normalized(rewards: Floats, weights: Floats, of_level: bool) -> Floats:
     """Return the noise if TRL divides each function's rewards by their deviation, and the sum by that of the batch.
 
     Of a function that gives all rows of a group the same number, all have the same error: it keeps none apart.
     """
-    largest = sizes.max(axis=1)  # (n, functions)
+    largest = np.nan_to_num(np.abs(rewards * weights)).max(axis=1)  # (n, functions)
     std = bessel_std(rewards)
     divisor = std + STD_EPSILON
     centered = rewards - mean_of_scored(rewards)[:, None]

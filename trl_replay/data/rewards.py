@@ -87,9 +87,10 @@ def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
         rewards (`(…, functions)`): Raw rewards, NaN where None.
         weights (`(functions,)`): The trainer's `reward_weights`.
     """
-    total = sum_of_scored(rewards * weights, -1)
-    unscored = np.isnan(rewards).all(axis=-1)
-    return np.where(unscored, np.nan, total)
+    parts = rewards * weights
+    if not np.isnan(parts).any():
+        return np.asarray(parts.sum(axis=-1))
+    return np.where(np.isnan(rewards).all(axis=-1), np.nan, sum_of_scored(parts, -1))
 
 
 def sum_of_scored(values: Floats, axis: int) -> Floats:
@@ -100,8 +101,9 @@ def sum_of_scored(values: Floats, axis: int) -> Floats:
 def mean_of_scored(values: Floats) -> Floats:
     """Mean over axis 1, ignoring NaN; 0 if there is no value."""
     scored = ~np.isnan(values)
-    count = np.maximum(scored.sum(axis=1), 1)
-    return np.asarray(sum_of_scored(values, 1) / count)
+    if scored.all():
+        return np.asarray(values.sum(axis=1) / values.shape[1])
+    return np.asarray(sum_of_scored(values, 1) / np.maximum(scored.sum(axis=1), 1))
 
 
 def bessel_std(values: Floats) -> Floats:
@@ -111,10 +113,11 @@ def bessel_std(values: Floats) -> Floats:
         values (`(n, m)` or `(n, m, …)`): Numbers, NaN where one is missing.
     """
     scored = ~np.isnan(values)
-    centered = values - mean_of_scored(values)[:, None]
-    squares = np.where(scored, centered, 0.0) ** 2
+    squares = (values - mean_of_scored(values)[:, None]) ** 2
+    if scored.all():
+        return np.asarray(np.sqrt(squares.sum(axis=1) / max(values.shape[1] - 1, 1)))
     degrees = np.maximum(scored.sum(axis=1) - 1, 1)
-    return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))
+    return np.asarray(np.sqrt(np.where(scored, squares, 0.0).sum(axis=1) / degrees))
 
 
 def reaches(rewards: Floats, threshold: float) -> Bools:
@@ -163,11 +166,14 @@ def reward_sizes(rewards: Floats, weights: Floats) -> Floats:
 def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
     """Return a mask of the groups whose weighted rewards differ by no more than float noise, `(n,)`; rows without any
     do not count."""
-    sums = weighted_rewards(rewards, weights)
-    scored = ~np.isnan(sums)
-    highest = np.where(scored, sums, -np.inf).max(axis=1)
-    lowest = np.where(scored, sums, np.inf).min(axis=1)
-    return np.asarray(~scored.any(axis=1) | (highest - lowest <= reward_noise(rewards, weights)))
+    return are_equal(weighted_rewards(rewards, weights), reward_noise(rewards, weights))
+
+
+def are_equal(sums: Floats, noise: Floats) -> Bools:
+    """Return a mask of the groups whose numbers, `(n, G)`, differ by no more than so much, `(n,)`; NaN does not
+    count."""
+    highest, lowest = np.fmax.reduce(sums, axis=1), np.fmin.reduce(sums, axis=1)
+    return np.asarray(np.isnan(highest) | (highest - lowest <= noise))
 
 
 def is_rounding_error(advantage: float, rewards: Iterable[float]) -> bool:
