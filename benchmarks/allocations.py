@@ -1,8 +1,9 @@
-"""Memory that the seam allocates: bytes of new tensors, how many of them live at a time, and who asked."""
+"""Memory that the seam allocates: bytes of new tensors and arrays, how many live at a time, and who asked."""
 
 from __future__ import annotations
 
 import sys
+import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,17 +22,21 @@ from trl_replay.trainer.callback import ReplayCallback
 
 PACKAGE = Path(trl_replay.__file__).parent
 CALLBACKS = ("on_optimizer_step", "on_step_end", "on_train_end")
+OBJECTS = 4096
+"""Bytes of Python's objects that come and go between two looks: no more than this is no array."""
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the tensors that operations make while the seam is open, and none of the trainer's own methods runs.
+    """Counts the tensors that operations make, and NumPy's arrays between them, while the seam is open, and none of
+    the trainer's own methods runs.
 
-    `with` it, train. What an operation needs only while it runs, and memory that is no tensor's, does not count.
+    `with` it, train. What an operation of torch needs only while it runs does not count.
 
     Attributes:
         open (`bool`): Whether what runs is the seam's.
-        allocated (`int`): Bytes of all new tensors since `begin`.
-        most (`int`): Most bytes that the seam's tensors had at a time since `begin`, above those that they had then.
+        allocated (`int`): Bytes of all new tensors and arrays since `begin`; of arrays that came one after the other
+            between two tensors, of the most that there were.
+        most (`int`): Most bytes that the seam had at a time since `begin`, above those that it had then.
         lines (`Counter`): Bytes of new tensors since `begin`, by the line of trl_replay that asked for them.
         at_most (`Counter`): Bytes that lived when it was `most`, by line; those from before `begin` are among them.
     """
@@ -41,6 +46,7 @@ class Allocations(TorchDispatchMode):
         self.open = False
         self._live: Counter[str] = Counter()
         self._total = 0
+        self._base = 0  # what Python and NumPy had at the last look
         self.begin()
 
     def begin(self) -> None:
@@ -50,15 +56,47 @@ class Allocations(TorchDispatchMode):
         self.lines: Counter[str] = Counter()
         self.at_most: Counter[str] = Counter()
         self._before = self._total
+        self._arrays = 0
+
+    def __enter__(self) -> Any:
+        tracemalloc.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        tracemalloc.stop()
+
+    def _look(self) -> None:
+        """Notes what arrays have taken since the last look, where that was the seam."""
+        now, peak = tracemalloc.get_traced_memory()
+        grown = peak - self._base
+        if self.open and grown > OBJECTS:
+            self.allocated += grown
+            self._note_most(self._arrays + grown)
+        if self.open and abs(now - self._base) > OBJECTS:
+            self._arrays += now - self._base
+        self._look_away()
+
+    def _look_away(self) -> None:
+        """What Python has taken until now does not count."""
+        tracemalloc.reset_peak()
+        self._base, _ = tracemalloc.get_traced_memory()
+
+    def _note_most(self, arrays: int) -> None:
+        if self._total - self._before + arrays > self.most:
+            self.most = self._total - self._before + arrays
+            self.at_most = +self._live
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.open:
+            self._look()
             given = {_memory(tensor) for tensor in _tensors([args, kwargs])}
             for tensor in _tensors(result):
                 if _memory(tensor) not in given:
                     given.add(_memory(tensor))
                     self._note(tensor.untyped_storage())
+            self._look_away()
         return result
 
     def _note(self, storage: torch.UntypedStorage) -> None:
@@ -67,9 +105,7 @@ class Allocations(TorchDispatchMode):
         self.lines[line] += count
         self._live[line] += count
         self._total += count
-        if self._total - self._before > self.most:
-            self.most = self._total - self._before
-            self.at_most = +self._live
+        self._note_most(self._arrays)
         weakref.finalize(storage, self._free, line, count).atexit = False
 
     def _free(self, line: str, count: int) -> None:
@@ -81,10 +117,12 @@ class Allocations(TorchDispatchMode):
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
+            self._look()
             before, self.open = self.open, seam
             try:
                 return function(*args, **kwargs)
             finally:
+                self._look()
                 self.open = before
 
         return run

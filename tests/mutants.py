@@ -163,7 +163,7 @@ NAMED = (
     ),
     Named(
         "a tool's tokens count in sums of log-probs", "batch/compose.py",
-        'for key in ("completion_mask", "tool_mask"):', 'for key in ("completion_mask",):',
+        'MASKS = ("completion_mask", "tool_mask")', 'MASKS = ("completion_mask",)',
     ),
     Named(
         "masked rows count as tokens of the batch", "step/decisions.py",

@@ -11,7 +11,7 @@ from trl_replay.testing import make_trainer
 
 ROOT = Path(__file__).parents[2]
 SHORT, LONG = 128, 512
-ALLOCATED = 10.0
+ALLOCATED = 11.0
 """Most that the seam may allocate in a step, in batches: nearly all of it one micro-batch after the other."""
 AT_A_TIME = 1.9
 """Most of that at a time, in batches: the composed batch, copies of the live group and of the replayed one, which have

@@ -32,7 +32,8 @@ NAN, INF = float("nan"), float("inf")
 )
 def test_sums_leave_out_the_tokens_that_the_loss_leaves_out(logps, masks, sums):
     stored = group(completion_ids=[3] * 6, old_per_token_logps=logps, **masks)
-    assert trainable_sums(stored).tolist() == sums
+    assert trainable_sums([stored]).tolist() == sums
+    assert trainable_sums([stored, stored]).tolist() == [*sums, *sums]
 
 
 def test_only_candidates_of_which_every_row_is_known_and_finite_are_stored():

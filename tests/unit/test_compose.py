@@ -67,6 +67,19 @@ def test_a_stored_group_shares_nothing_with_its_batch_and_holds_no_padding():
     assert all(tensor.untyped_storage().data_ptr() not in pointers for tensor in group.tensors.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_two_bytes_keep_their_type_and_value(dtype):
+    fields = FieldTable(PAD).exact()
+    batch = make_batch([[(2, 5), (2, 1), (2, 3)], [(2, 2)] * 3], ["old_per_token_logps"], 0, [True, True])
+    logps = batch["old_per_token_logps"] = batch["old_per_token_logps"].to(dtype)
+    (group,) = cut(batch, fields, [rows_of(0)])
+    assert group.tensors["old_per_token_logps"].dtype == dtype
+    composed = compose(batch, fields, [place(1, group)])["old_per_token_logps"]
+    assert composed.dtype == dtype
+    assert torch.equal(composed[rows_of(1)], logps[rows_of(0)])
+    assert torch.equal(composed[rows_of(0)], logps[rows_of(0)])
+
+
 def test_a_masked_out_completion_keeps_its_tokens_and_its_mask():
     fields = FieldTable(PAD)
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from ..data.counters import Tally
 from ..data.fields import STORED_REWARDS
 from ..data.types import Floats, Group, Groups, Packed
 from ..serialization.groups import pack
-from .compose import trained_tokens
+from .compose import MASKS, trained_tokens
 
 
 def fill_missing(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -45,14 +45,17 @@ def with_rewards(group: Group, rewards: Floats) -> Group:
     return Group({**group.tensors, STORED_REWARDS: kept}, group.keys, group.prompt_lengths, group.completion_lengths)
 
 
-def trainable_sums(group: Group) -> Floats:
-    """The summed behavior log-probs of each row's trainable tokens, of a group on the CPU; those of masked tokens do
-    not matter."""
-    logps = group.tensors[OLD_LOGPS]
-    kept = np.zeros(len(logps) + 1)  # one more: a row at the end may be empty
-    kept[:-1] = torch.where(trained_tokens(group), logps, 0.0).numpy()
-    lengths = group.completion_lengths
-    return np.where(lengths > 0, np.add.reduceat(kept, lengths.cumsum() - lengths), 0.0)
+def trainable_sums(groups: Sequence[Group]) -> Floats:
+    """The summed behavior log-probs of each row's trainable tokens, of groups on the CPU, one after the other; those
+    of masked tokens do not matter."""
+    kept = []
+    for group in groups:
+        logps = group.tensors[OLD_LOGPS]
+        has_masks = not group.tensors.keys().isdisjoint(MASKS)
+        kept.append((torch.where(trained_tokens(group), logps, 0.0) if has_masks else logps).numpy())
+    lengths = np.concatenate([group.completion_lengths for group in groups])
+    values = np.concatenate([*kept, np.zeros(1)])  # one more: a row at the end may be empty
+    return np.where(lengths > 0, np.add.reduceat(values, lengths.cumsum() - lengths), 0.0)
 
 
 LONGER = "a completion is longer than max_completion_length"
@@ -69,6 +72,7 @@ class Block:
     def __init__(self, logps: torch.Tensor) -> None:
         self._logps = logps
         self._copies: Copies[int] | None = None
+        self._rows: NDArray[np.float32] | None = None
         with suppress(Exception):  # it happens again in `rows`, for all ranks to hear
             self._begin()
 
@@ -78,9 +82,11 @@ class Block:
             del self._logps
         return self._copies
 
-    def rows(self) -> torch.Tensor:
+    def rows(self) -> NDArray[np.float32]:
         """They, on the CPU."""
-        return self._begin().wait()[0]
+        if self._rows is None:
+            self._rows = self._begin().wait()[0].float().numpy()
+        return self._rows
 
 
 class Recorded(NamedTuple):
@@ -89,9 +95,10 @@ class Recorded(NamedTuple):
     block: Block
     place: int
 
-    def row(self) -> torch.Tensor:
+    def row(self) -> NDArray[np.float32]:
         """Its log-probs, `(C,)`, on the CPU."""
-        return self.block.rows()[self.place]
+        row: NDArray[np.float32] = self.block.rows()[self.place]
+        return row
 
 
 @dataclass(slots=True)
@@ -133,8 +140,7 @@ class Candidate:
         records = [record for record in self.records if record is not None]
         if len(records) < len(lengths):
             return False
-        blocks = {block: block.rows().float().numpy() for block in {record.block for record in records}}
-        rows = [blocks[block][place, :length] for (block, place), length in zip(records, lengths, strict=True)]
+        rows = [block.rows()[place, :length] for (block, place), length in zip(records, lengths, strict=True)]
         recorded = torch.from_numpy(np.concatenate(rows))
         if len(recorded) < sum(lengths):  # the loss left out a row's end: there are no log-probs of it
             missing = [(0, length - len(row)) for row, length in zip(rows, lengths, strict=True)]
@@ -197,13 +203,18 @@ class PendingGroups:
         if any(candidate.rows.stop > count for candidate in self.candidates):  # batches are smaller now
             return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
         complete = [candidate for candidate in self.candidates if candidate.complete()]
-        payloads = [candidate.payload() for candidate in complete]
-        for candidate, payload in zip(complete, payloads, strict=True):
+        groups = []
+        rows: list[int] = []
+        for candidate in complete:
+            payload = candidate.payload()
             if candidate.group is None or payload is None:
                 continue
-            recorded[candidate.rows] = 1
-            logps[candidate.rows] = trainable_sums(candidate.group)
+            groups.append(candidate.group)
+            rows += range(candidate.rows.start, candidate.rows.stop)
             nbytes[candidate.rows.start] = len(payload.data)
+        if groups:
+            recorded[rows] = 1
+            logps[rows] = trainable_sums(groups)
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
     def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:

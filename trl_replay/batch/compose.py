@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from ..base.transfer import fetch
@@ -18,6 +20,9 @@ from ..data.types import Batch, Bools, Group, Ints, Placement
 from ..errors import BatchError
 from .images import check_images, compose_images, cut_images, join_images, take_images
 
+MASKS = ("completion_mask", "tool_mask")
+"""Of completion tokens. A group holds one where not all of its values are 1."""
+
 
 class Widths(NamedTuple):
     """The padded widths of a batch's prompts and completions."""
@@ -26,16 +31,16 @@ class Widths(NamedTuple):
     completion: int
 
 
-def row_lengths(batch: Mapping[str, Any], pad_token_id: int) -> tuple[Ints, Ints]:
-    """Count the real tokens of each row of a batch on the CPU: `(prompt_lengths, completion_lengths)`, both `(B,)`.
+def row_lengths(batch: Mapping[str, Any], pad_token_id: int, rows: Any = slice(None)) -> tuple[Ints, Ints]:
+    """Count the real tokens of some rows of a batch on the CPU: `(prompt_lengths, completion_lengths)`, both `(n,)`.
 
     A completion whose mask is all zero (`mask_truncated_completions`) ends before its trailing pad tokens.
     """
-    real = batch["completion_mask"].ne(0).numpy()  # (B, C)
+    real = (_array(batch["completion_mask"]) != 0)[rows]  # (n, C)
     masked_out = ~real.any(axis=1, keepdims=True)
     if masked_out.any():
-        real = np.where(masked_out, batch["completion_ids"].ne(pad_token_id).numpy(), real)
-    return _from_first_to_end(batch["prompt_mask"].ne(0).numpy()), _from_first_to_end(real[:, ::-1])
+        real = np.where(masked_out, (_array(batch["completion_ids"]) != pad_token_id)[rows], real)
+    return _from_first_to_end((_array(batch["prompt_mask"]) != 0)[rows]), _from_first_to_end(real[:, ::-1])
 
 
 def _from_first_to_end(real: Bools) -> Ints:
@@ -55,7 +60,7 @@ def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 def trained_tokens(group: Group) -> torch.Tensor:
     """Return the mask of a stored group's tokens that the loss trains on, `(tokens,)`, unless their row is masked."""
     trained = torch.ones_like(group.tensors["completion_ids"], dtype=torch.bool)
-    for key in ("completion_mask", "tool_mask"):
+    for key in MASKS:
         if key in group.tensors:
             trained &= group.tensors[key].bool()
     return trained
@@ -63,10 +68,9 @@ def trained_tokens(group: Group) -> torch.Tensor:
 
 def padding(batch: Mapping[str, Any]) -> float:
     """Return the share of pad tokens among all positions."""
-    masks = (batch["prompt_mask"], batch["completion_mask"])
-    real = sum(int(mask.sum()) for mask in masks)
-    positions = sum(int(mask.numel()) for mask in masks)
-    return 1.0 - real / positions
+    masks = [_array(batch[side]) for side in ("prompt_mask", "completion_mask")]
+    real = sum(int(np.count_nonzero(mask)) for mask in masks)
+    return 1.0 - real / sum(int(mask.size) for mask in masks)
 
 
 def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
@@ -145,55 +149,60 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
     if not parts:
         return []
     specs = check(batch, fields)
-    places = np.concatenate([np.arange(rows.start, rows.stop) for rows in parts])
-    index = torch.from_numpy(places)
-    counts = [rows.stop - rows.start for rows in parts]
-    starts = np.cumsum(counts) - counts
-    prompts, completions = (of_rows[places] for of_rows in row_lengths(batch, fields.pad_token_id))
+    places = _numbers(parts)
+    prompts, completions = row_lengths(batch, fields.pad_token_id, places)
     real = _real_positions(specs, _widths(batch), places, prompts, completions)
-    lengths = _by_layout(prompts, completions)
-    text = {key: batch[key].detach() for key, spec in specs.items() if _is_text(spec)}
-    first = index[torch.from_numpy(np.repeat(starts, counts))]
+    lengths = {**_by_layout(prompts, completions), "row": np.ones_like(places)}
+    ends = list(itertools.accumulate(len(range(rows.start, rows.stop)) for rows in parts))
+    text = {key: _array(batch[key]) for key, spec in specs.items() if _is_text(spec)}
     of_prompts = [values for key, values in text.items() if specs[key].layout == "prompt"]
-    alike = [(values[index] == values[first]).all(dim=1).numpy() for values in of_prompts]
-    shared = np.logical_and.reduceat(np.logical_and.reduce(alike), starts).tolist()
     keys = set(text)
     if ADVANTAGES in text and specs[ADVANTAGES].layout != "row":
         keys.add(TOKEN_ADVANTAGES)
     groups = []
-    for rows, same, start, count in zip(parts, shared, starts.tolist(), counts, strict=True):
+    for rows, begin, end in zip(parts, [0, *ends], ends, strict=False):
         images = cut_images(batch, fields, rows)
-        prompt = prompts[start : start + (1 if same else count)]
         held = frozenset(keys | images.keys() if images else keys - TOKEN_TYPES)  # without images, these are zeros
-        groups.append(Group(images, held, prompt.copy(), completions[start : start + count].copy()))
+        same = all(_repeats_one(values[rows]) for values in of_prompts)
+        groups.append(Group(images, held, prompts[begin : begin + 1 if same else end], completions[begin:end]))
     for key, values in text.items():
         spec = specs[key]
-        if spec.layout == "row":
-            flat, sizes = values[index], counts
-        else:
-            flat = values.reshape(-1).index_select(0, real[spec.layout])
-            sizes = np.add.reduceat(lengths[spec.layout], starts).tolist()
-        for group, piece, same in zip(groups, _pieces(flat, spec, sizes), shared, strict=True):
-            if piece is not None and key in group.keys:
-                kept = same and spec.layout == "prompt"
-                group.tensors[key] = piece[: int(group.prompt_lengths[0])] if kept else piece
+        flat = values[places] if spec.layout == "row" else values.reshape(-1)[real[spec.layout]]
+        if spec.implied is not None and (flat == spec.implied).all():
+            continue
+        dtype = getattr(torch, spec.dtype) if spec.dtype else batch[key].dtype
+        flat = flat.astype(spec.dtype) if spec.dtype and dtype != torch.bfloat16 else flat
+        stops = lengths[spec.layout].cumsum()[np.array(ends) - 1].tolist()
+        for group, begin, end in zip(groups, [0, *stops], stops, strict=False):
+            piece = flat[begin:end]
+            if key not in group.keys or (spec.implied is not None and (piece == spec.implied).all()):
+                continue
+            if spec.layout == "prompt" and _has_one_prompt(group):
+                piece = piece[: group.prompt_lengths[0]]
+            kept = torch.from_numpy(piece)
+            group.tensors[key] = kept if dtype != torch.bfloat16 else kept.to(dtype)
     return groups
 
 
-def _pieces(flat: torch.Tensor, spec: FieldSpec, sizes: list[int]) -> Sequence[torch.Tensor | None]:
-    """Split one field's values by parts; None where all are implied."""
-    if spec.implied is not None and bool((flat == spec.implied).all()):
-        return [None] * len(sizes)
-    dtype = getattr(torch, spec.dtype) if spec.dtype else flat.dtype
-    pieces = torch.split(flat.to(dtype), sizes)
-    if spec.implied is None:
-        return pieces
-    return [None if bool((piece == spec.implied).all()) else piece for piece in pieces]
+def _numbers(parts: Iterable[slice]) -> Ints:
+    """Return the numbers of some rows."""
+    return np.array([row for rows in parts for row in range(rows.start, rows.stop)], np.int64)
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return a tensor on the CPU as an array; NumPy has no bfloat16, whose numbers float32 has, too."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+
+
+def _repeats_one(rows: NDArray[Any]) -> bool:
+    """Return whether all rows are the same."""
+    one: bytes = rows[0].tobytes()
+    return rows.tobytes() == one * len(rows)
 
 
 def _real_positions(
     specs: Mapping[str, FieldSpec], widths: Widths, places: Ints, prompts: Ints, completions: Ints
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Ints]:
     """Return the real positions of some rows in a padded field, for each layout that a field has, `(numbers,)` int64:
     indices of the flat field.
 
@@ -208,17 +217,18 @@ def _real_positions(
         "completion": (widths.completion, 0, completions),
         "sequence": (sum(widths), begins, prompts + completions),
     }
+    layouts = {spec.layout for spec in specs.values()}
     return {
         layout: _positions(places * width + first, lengths)
         for layout, (width, first, lengths) in runs.items()
-        if any(spec.layout == layout for spec in specs.values())
+        if layout in layouts
     }
 
 
-def _positions(begins: Ints, lengths: Ints) -> torch.Tensor:
+def _positions(begins: Ints, lengths: Ints) -> Ints:
     """Return the numbers of runs, one after the other."""
     ends = lengths.cumsum()
-    return torch.from_numpy(np.repeat(begins - ends + lengths, lengths) + np.arange(ends[-1]))
+    return np.asarray(np.repeat(begins - ends + lengths, lengths) + np.arange(ends[-1]))
 
 
 def _is_text(spec: FieldSpec) -> bool:
@@ -350,10 +360,9 @@ def compose(
     The batch's tensors are left as they are: what changes is a new tensor. Without placements, the batch itself
     returns.
 
-    A field of all placements is written at once: each operation is a launch on a GPU.
-
     Args:
-        batch (`dict`): As TRL returns it. `num_items_in_batch` is passed through; the session corrects it.
+        batch (`dict`): As TRL returns it, its texts on the CPU. `num_items_in_batch` is passed through; the session
+            corrects it.
         fields ([`FieldTable`]): How to pad each key.
         placements (`Sequence[Placement]`): With disjoint rows.
         multiple_of (`int`, *optional*): The trainer's `pad_to_multiple_of`.
@@ -371,8 +380,7 @@ def compose(
         np.concatenate([of_rows[side][placed.part] for placed, of_rows in zip(placements, counts, strict=True)])
         for side in ("prompt", "completion")
     )
-    places = np.concatenate([np.arange(placed.rows.start, placed.rows.stop) for placed in placements])
-    index = torch.from_numpy(places)
+    places = _numbers(placed.rows for placed in placements)
     new = Widths(
         _rounded_up(old.prompt, int(prompts.max()), multiple_of),
         _rounded_up(old.completion, int(completions.max()), multiple_of),
@@ -381,25 +389,28 @@ def compose(
     composed = dict(batch)
     for key, spec in specs.items():
         pad = fields.pad_value(spec)
-        composed[key] = out = _widen(batch[key], spec, old, new, pad)
+        widened = _widen(batch[key].detach(), spec, old, new, pad)
+        out = _array(widened)
         if spec.layout == "row":
-            _replace_rows(out, index, placements, spec)
-            continue
-        positions = real[spec.layout]
-        out.index_fill_(0, index, pad)
-        if not any(key in placed.group.tensors for placed in placements):
-            out.view(-1).index_fill_(0, positions, spec.implied or 0)
-            continue
-        values = [
-            _values(placed, spec, of_rows[spec.layout]) for placed, of_rows in zip(placements, counts, strict=True)
-        ]
-        flat = torch.cat(values).to(out)
-        if len(flat) != len(positions):  # the tokens of further rows would shift
-            raise BatchError(
-                f"Stored groups hold {len(flat)} values of {key!r} where their lengths tell {len(positions)}: "
-                "the checkpoint that they came from is damaged. Start with an empty buffer."
-            )
-        out.view(-1).scatter_(0, positions, flat)
+            out[places] = np.concatenate([_row_block(placed, spec, out) for placed in placements])
+        elif not any(key in placed.group.tensors for placed in placements):
+            out[places] = pad
+            out.reshape(-1)[real[spec.layout]] = spec.implied or 0
+        else:
+            values = [
+                part
+                for placed, of_rows in zip(placements, counts, strict=True)
+                for part in _values(placed, spec, of_rows[spec.layout])
+            ]
+            out[places] = pad
+            flat, positions = np.concatenate(values), real[spec.layout]
+            if len(flat) != len(positions):  # the tokens of further rows would shift
+                raise BatchError(
+                    f"Stored groups hold {len(flat)} values of {key!r} where their lengths tell {len(positions)}: "
+                    "the checkpoint that they came from is damaged. Start with an empty buffer."
+                )
+            out.reshape(-1)[positions] = flat
+        composed[key] = widened if widened.dtype != torch.bfloat16 else torch.from_numpy(out).to(widened)
     return composed | compose_images(batch, fields, placements)
 
 
@@ -459,48 +470,39 @@ def _widen(tensor: torch.Tensor, spec: FieldSpec, old: Widths, new: Widths, pad:
     return functional.pad(tensor, (left, right), value=pad)
 
 
-def _replace_rows(out: torch.Tensor, index: torch.Tensor, placements: Sequence[Placement], spec: FieldSpec) -> None:
-    """Write one field of the placements, with one value per row, into their rows of `out`, whose numbers are
-    `index`."""
-    blocks = []
-    for placed in placements:
-        if spec.name == ADVANTAGES and TOKEN_ADVANTAGES in placed.group.keys:
-            raise BatchError(
-                "A stored group has per-token advantages, but the batch has one per row: all batches of a run must "
-                "have the same kind, also after resuming. Start with an empty buffer."
-            )
-        stored = placed.group.tensors.get(spec.name)
-        if stored is None:
-            blocks.append(out.new_full((placed.count, *out.shape[1:]), spec.implied or 0))
-        else:
-            blocks.append(_row_block(stored, spec, out)[placed.part])
-    out.index_copy_(0, index, torch.cat(blocks))
-
-
-def _values(placed: Placement, spec: FieldSpec, counts: Ints) -> torch.Tensor:
-    """Return one padded field's real values of the placed rows, flat; `counts` are those of the group's rows."""
+def _values(placed: Placement, spec: FieldSpec, counts: Ints) -> list[NDArray[Any]]:
+    """Return one padded field's real values of the placed rows, in flat parts; `counts` are those of the group's
+    rows."""
     stored, part = placed.group.tensors.get(spec.name), placed.part
     if stored is None:
-        return torch.full((int(counts[part].sum()),), spec.implied or 0)
+        return [np.full(counts[part].sum(), spec.implied or 0)]
+    values = _array(stored)
     if spec.name == ADVANTAGES and TOKEN_ADVANTAGES not in placed.group.keys:
-        return stored.view(len(counts))[part].repeat_interleave(torch.from_numpy(counts[part]))  # of a file: one a row
+        return [values.reshape(len(counts))[part].repeat(counts[part])]  # of a file: one a row
     if spec.layout == "prompt" and _has_one_prompt(placed.group):
-        return stored.expand(placed.count, -1).reshape(-1)
+        return [values] * placed.count
     if placed.count == len(counts):
-        return stored
+        return [values]
     begin = int(counts[: part.start].sum())
-    return stored[begin : begin + int(counts[part].sum())]
+    return [values[begin : begin + int(counts[part].sum())]]
 
 
-def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
-    """Return a field with one value per row, with the dtype and device of `like`."""
-    if stored.numel() == len(stored) and like.numel() == len(like):
-        stored = stored.view(-1, *like.shape[1:])  # (G,) of a file where the batch has (B, 1)
-    if stored.shape[1:] != like.shape[1:]:
+def _row_block(placed: Placement, spec: FieldSpec, like: NDArray[Any]) -> NDArray[Any]:
+    """Return a field with one value per row of the placed rows, in the shape of the rows of `like`."""
+    if spec.name == ADVANTAGES and TOKEN_ADVANTAGES in placed.group.keys:
         raise BatchError(
-            f"A stored {spec.name!r} has the shape {tuple(stored.shape)} where the batch has {tuple(like.shape)}."
+            "A stored group has per-token advantages, but the batch has one per row: all batches of a run must "
+            "have the same kind, also after resuming. Start with an empty buffer."
         )
-    return stored.to(like)
+    stored = placed.group.tensors.get(spec.name)
+    if stored is None:
+        return np.full((placed.count, *like.shape[1:]), spec.implied or 0, like.dtype)
+    values = _array(stored)
+    if values.size == len(values) and like.size == len(like):
+        values = values.reshape(-1, *like.shape[1:])  # (G,) of a file where the batch has (B, 1)
+    if values.shape[1:] != like.shape[1:]:
+        raise BatchError(f"A stored {spec.name!r} has the shape {values.shape} where the batch has {like.shape}.")
+    return values[placed.part]
 
 
 def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:

@@ -322,7 +322,7 @@ def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
     for candidate in pending.candidates:
         for row, record in enumerate(candidate.records):
             if record is not None:
-                tensors[_record_name(candidate.serial, row)] = record.row().clone()
+                tensors[_record_name(candidate.serial, row)] = torch.from_numpy(record.row().copy())
     return tensors
 
 

@@ -93,7 +93,7 @@ class SampleReader:
         firsts = [samples[int(np.flatnonzero(of_row == row)[0])] for row in range(of_row.max() + 1)]
         missing = self.size - len(firsts)
         trainable = np.array([int(sample.completion_mask.sum()) for sample in samples])
-        logps = trainable_sums(group)
+        logps = trainable_sums([group])
         rewards = [self.rewards_of(sample) for sample in firsts] + [[np.nan] * len(self.rewards)] * missing
         return Groups(
             rewards=np.array(rewards)[None],
