@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from ..base.transfer import fetch
@@ -36,7 +37,7 @@ class Means:
         """Return the means of what was taken, once it is fetched; none where nothing was seen."""
         found = {}
         for name, values in sums.items():
-            total, count = torch.tensor(values, dtype=torch.float32).view(-1, 2).sum(dim=0).tolist()
+            total, count = np.array(values, np.float32).reshape(-1, 2).sum(axis=0).tolist()
             if count:
                 found[name] = total / count
         return found

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from ..base.progress import Check, check_at_once
 from ..base.transfer import send
 from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..data.fields import ADVANTAGES
-from ..data.types import Corrected, Placement, ReplayedRows
+from ..data.types import Corrected, Ints, Placement, ReplayedRows
 from ..errors import ResultError, SeamError
 from .bounds import Bounds
 from .micro_batch import SILENT, MicroBatch
@@ -65,7 +66,7 @@ class Supply:
         self.stats = OffPolicyStats()
         self.placed = Placed()
 
-    def place(self, placements: Sequence[Placement], ids: torch.Tensor, advantages: torch.Tensor) -> None:
+    def place(self, placements: Sequence[Placement], ids: Ints, advantages: torch.Tensor) -> None:
         """Begin a generation batch.
 
         Args:
@@ -74,27 +75,28 @@ class Supply:
             advantages (`(B,)`, `(B, 1)`, or `(B, C)`): Of the composed batch, on the CPU.
         """
         first = self.placed.first + len(self.placed.lengths)
-        lengths: list[int] = []
-        logps: list[torch.Tensor] = []
-        numbers = ids.numpy()
+        logps: list[NDArray[np.float32]] = []
+        rows: list[int] = []
         for placed in placements:
-            begin, part, of_group = first + len(lengths), placed.part, placed.group.completion_lengths
-            numbers[placed.rows] = -1 - np.arange(begin, begin + placed.count)
-            lengths += of_group[part].tolist()
-            start, stop = int(of_group[: part.start].sum()), int(of_group[: part.stop].sum())
-            logps.append(placed.group.tensors[OLD_LOGPS][start:stop].float())
-        self.placed = Placed(first, lengths, proximal=[None] * len(lengths))
-        if not lengths:
+            begins = [0, *placed.group.completion_lengths.cumsum().tolist()]
+            stored = placed.group.tensors[OLD_LOGPS].float().numpy()
+            numbers = range(placed.first, placed.first + placed.count)
+            logps += [stored[begins[row] : begins[row + 1]] for row in numbers]
+            rows += range(placed.start, placed.start + placed.count)
+        lengths = [len(of_row) for of_row in logps]
+        self.placed = Placed(first, lengths, proximal=[None] * len(rows))
+        if not rows:
             return
-        counts = [placed.count for placed in placements]
-        real = torch.from_numpy(np.arange(max(lengths)) < np.array(lengths)[:, None])
-        own = advantages[torch.from_numpy(np.concatenate([np.r_[placed.rows] for placed in placements]))]
+        ids[rows] = np.arange(-1 - first, -1 - first - len(rows), -1)
+        padded = np.zeros((len(rows), max(lengths)), np.float32)
+        for row, values in enumerate(logps):
+            padded[row, : len(values)] = values
+        own = advantages[rows]
+        of_rows = [placed for placed in placements for _ in range(placed.count)]
         self.placed.tensors = {
-            "logps": torch.zeros(real.shape).masked_scatter_(real, torch.cat(logps)),
-            "ages": torch.from_numpy(np.repeat([placed.age for placed in placements], counts)),
-            "priorities": torch.from_numpy(
-                np.repeat(np.array([one.priority for one in placements], np.float32), counts)
-            ),
+            "logps": torch.from_numpy(padded),
+            "ages": torch.tensor([placed.age for placed in of_rows]),
+            "priorities": torch.tensor([placed.priority for placed in of_rows], dtype=torch.float32),
             "advantages": own if own.numel() > len(own) else own.reshape(-1),
         }
 
@@ -102,7 +104,7 @@ class Supply:
         """Go back to an earlier batch."""
         self.placed = placed
 
-    def put_into(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor:
+    def put_into(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor | None:
         """Give a composed micro-batch the replayed rows' log-probs and weights, and the policy's own log-probs where
         the loss must not see stored ones.
 
@@ -115,19 +117,16 @@ class Supply:
             logps (`(b, C)`): The policy's, detached.
 
         Returns:
-            `(b, C)` bool, the replayed tokens whose weight is 0.
+            `(b, C)` bool, the replayed tokens whose weight is 0; None where the correction gave no weights.
         """
         mask = micro.mask.bool()
-        if not micro.replayed:
-            micro.keep(OLD_LOGPS, mask, logps)
-            micro.keep(REF_LOGPS, mask, logps)
-            return torch.zeros_like(mask)
-        weightless = self._replace(micro, logps, mask)
-        micro.keep(OLD_LOGPS, mask & ~weightless.all(dim=1, keepdim=True), logps)
-        micro.keep(REF_LOGPS, mask & ~weightless, logps)
+        weightless = self._replace(micro, logps, mask) if micro.replayed else None
+        rows_with_any = mask if weightless is None else mask & ~weightless.all(dim=1, keepdim=True)
+        micro.keep(OLD_LOGPS, rows_with_any, logps)
+        micro.keep(REF_LOGPS, mask if weightless is None else mask & ~weightless, logps)
         return weightless
 
-    def _replace(self, micro: MicroBatch, logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _replace(self, micro: MicroBatch, logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
         """Ask the correction about the replayed rows, and do as it says; return the tokens without weight."""
         numbers = self._numbers([micro.ids[place] for place in micro.replayed])
         index, of_placed = send({0: torch.tensor([micro.replayed, numbers])}, logps.device)[0].unbind()
@@ -138,13 +137,14 @@ class Supply:
         rows = self._replayed_rows(numbers, of_placed, logps.index_select(0, index), trained, given)
         corrected = fitting(rows, self._correct(rows), self._token_weights, self._check)
         self.stats.add(rows, corrected.weights)
-        weightless = torch.zeros_like(trained)
+        weightless = None
         if corrected.weights is not None:
-            weightless |= corrected.weights.eq(0).view(len(numbers), -1)
+            weightless = corrected.weights.eq(0).view(len(numbers), -1).expand_as(trained)
+            trained = trained & ~weightless
         if corrected.weights is not None or corrected.shift is not None:
             micro.write(ADVANTAGES, _signal(micro.peek(ADVANTAGES), index, corrected, logps.size(1)))
-        self._write_logps(micro, index, logps, mask, rows, corrected.old_logps, weightless)
-        return _with_rows(torch.zeros_like(mask), index, weightless)
+        self._write_logps(micro, index, logps, mask, rows, corrected.old_logps, trained)
+        return None if weightless is None else _with_rows(torch.zeros_like(mask), index, weightless)
 
     def _write_logps(
         self,
@@ -154,7 +154,7 @@ class Supply:
         mask: torch.Tensor,
         rows: ReplayedRows,
         old_logps: torch.Tensor,
-        weightless: torch.Tensor,
+        weighted: torch.Tensor,
     ) -> None:
         """Write the old, sampling and reference log-probs of the rows `index`.
 
@@ -164,7 +164,7 @@ class Supply:
             logps, mask (`(b, C)`): The policy's log-probs, and the tokens that the loss trains on.
             rows ([`ReplayedRows`]): The replayed rows.
             old_logps (`(R, C)`): What the correction decided.
-            weightless (`(R, C)` bool): Their tokens without weight.
+            weighted (`(R, C)` bool): Their tokens that train, and have a weight.
         """
         given = micro.peek(OLD_LOGPS)
         old = logps if given is None else given
@@ -172,12 +172,10 @@ class Supply:
             micro.write(SAMPLING_LOGPS, _with_rows(old, index, rows.behavior_logps))
             micro.keep(SAMPLING_LOGPS, mask, logps)
         micro.write(OLD_LOGPS, _with_rows(old, index, old_logps))
-        self._bounds.note_clipping(rows, old_logps, rows.mask & ~weightless)
+        self._bounds.note_clipping(rows, old_logps, weighted)
         reference = micro.peek(REF_LOGPS)
         if reference is not None:
-            bounded = self._bounds.reference(
-                rows, old_logps, reference.index_select(0, index), rows.mask & ~weightless
-            )
+            bounded = self._bounds.reference(rows, old_logps, reference.index_select(0, index), weighted)
             micro.write(REF_LOGPS, _with_rows(reference, index, bounded))
 
     def _numbers(self, ids: Sequence[int]) -> list[int]:

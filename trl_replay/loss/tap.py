@@ -21,7 +21,7 @@ from ..base.transfer import send
 from ..batch.candidates import Block, Candidate, Recorded
 from ..compat import LOSS, REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of_entropy_control
 from ..data.fields import ADVANTAGES
-from ..data.types import Placement
+from ..data.types import Ints, Placement
 from ..errors import SeamError
 from .inserted import Handshake, LossClasses
 from .micro_batch import COMPOSED, ROWS, SILENT, WITHOUT_KL, Denominator, MicroBatch, ReadNotes
@@ -92,7 +92,7 @@ class Tap:
 
     def expect(
         self,
-        flags: torch.Tensor,
+        flags: Ints,
         candidates: Sequence[Candidate],
         placements: Sequence[Placement],
         denominator: Denominator,
@@ -110,8 +110,8 @@ class Tap:
         Returns:
             `(B, 2)` int64, see `ROWS`.
         """
-        ids = torch.stack([torch.zeros_like(flags), flags], dim=1)
-        numbers = ids.numpy()
+        ids = np.zeros((len(flags), 2), np.int64)
+        ids[:, 1] = flags
         self._denominator = denominator
         self._flagged = bool((flags & ~COMPOSED).any())
         self._candidates = {candidate.serial: candidate for candidate in candidates}
@@ -119,9 +119,9 @@ class Tap:
             count = candidate.rows.stop - candidate.rows.start
             candidate.records = [None] * count
             first = 1 + candidate.serial * self._generations
-            numbers[candidate.rows, 0] = np.arange(first, first + count)
+            ids[candidate.rows, 0] = range(first, first + count)
         self.supply.place(placements, ids[:, 0], advantages)
-        return ids
+        return torch.from_numpy(ids)
 
     @property
     def expected(self) -> TapState:
@@ -137,7 +137,7 @@ class Tap:
     def expect_nothing(self) -> None:
         """Expect a generation batch that replay left as it was."""
         self._candidates, self._flagged = {}, False
-        self.supply.place([], torch.empty(0), torch.empty(0))
+        self.supply.place([], np.empty(0, np.int64), torch.empty(0))
 
     def opens(self, inputs: Any, training: bool) -> bool:
         """Tell whether a loss is to go through `loss`: on a batch with row ids, and not within another one.
@@ -311,12 +311,13 @@ class Tap:
         self._candidates = {}
 
     def _record(self, ids: list[int], logps: torch.Tensor) -> None:
-        places = [(place, *divmod(row - 1, self._generations)) for place, row in enumerate(ids) if row > 0]
-        ours = [(place, serial, index) for place, serial, index in places if serial in self._candidates]
-        if not ours:
-            return
-        block = Block(logps if logps.is_cuda else logps.clone())  # the loss might change its own
-        for place, serial, index in ours:
+        block: Block | None = None
+        for place, row in enumerate(ids):
+            serial, index = divmod(row - 1, self._generations)
+            if row <= 0 or serial not in self._candidates:
+                continue
+            if block is None:
+                block = Block(logps if logps.is_cuda else logps.clone())  # the loss might change its own
             records = self._candidates[serial].records
             if records[index] is None:  # a row may come again before the update: its first forward counts
                 records[index] = Recorded(block, place)

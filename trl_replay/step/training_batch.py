@@ -14,7 +14,7 @@ from ..batch.candidates import Candidate, Recorded, fill_missing, with_rewards
 from ..batch.compose import compose, cut, with_stored_fields
 from ..data.fields import PIXELS, FieldTable
 from ..data.plan import FRESH, Plan
-from ..data.types import Batch, Bools, Floats, Group, Groups, Placement
+from ..data.types import Batch, Bools, Floats, Group, Groups, Ints, Placement
 from ..distributed.row_layout import Decision, RowLayout
 from ..errors import ConfigurationError, SeamError
 from ..loss.micro_batch import COMPOSED, EXCLUDED, ROWS, SILENT, WITHOUT_KL
@@ -97,7 +97,7 @@ def reference_of(fresh: FreshBatch, plan: Plan) -> torch.Tensor | None:
     return fresh.reference[torch.from_numpy(index)]
 
 
-def row_flags(rows: RowLayout, plan: Plan, leaves_out: bool) -> torch.Tensor:
+def row_flags(rows: RowLayout, plan: Plan, leaves_out: bool) -> Ints:
     """The second column of the batch key `ROWS`, `(B,)` int64.
 
     Args:
@@ -110,7 +110,7 @@ def row_flags(rows: RowLayout, plan: Plan, leaves_out: bool) -> torch.Tensor:
     flags |= np.where(plan.kl, 0, WITHOUT_KL)
     here = rows.of_here(flags)
     here |= COMPOSED * int((rows.of_here(plan.entry) != FRESH).any())
-    return torch.from_numpy(here)
+    return here
 
 
 def row_factor(total: Mapping[str, float], size: int) -> float:
