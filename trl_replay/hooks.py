@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -201,12 +202,21 @@ class CheckedHooks:
 
     def admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
         """Tell plugins about new entries in the table."""
-        self.call("admitted", context.update, table=table, rows=rows, groups=groups, context=context)
+        if self.has_plugin_for("admitted"):
+            self.call("admitted", context.update, table=table, rows=rows, groups=groups, context=context)
 
     def has_plugin_for(self, hook: str) -> bool:
         """Whether a plugin, not only a configured strategy, implements a hook."""
-        implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
-        return not all(implementation.plugin.is_ours for implementation in implementations)
+        return not all(implementation.plugin.is_ours for implementation in self._implementations(hook))
+
+    @property
+    def edits_plans(self) -> bool:
+        """Whether a plugin or a setting edits plans."""
+        return bool(self._implementations("plan"))
+
+    def _implementations(self, hook: str) -> list[Any]:
+        found: list[Any] = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
+        return found
 
     def correct(self, rows: ReplayedRows, context: Context, check: Check = check_at_once) -> Corrected:
         """Return old log-probs and weights of replayed rows; [`KeptErrors.check`] looks whether they are numbers."""
@@ -221,32 +231,36 @@ class CheckedHooks:
         finite = self._are_finite(result.old_logps, rows)
         if shift is not None:
             self._check_tensor("a shift", shift, tuple(rows.ages.shape))
-        usable = finite if weights is None else self._are_usable(weights, shift, rows)
-        small = finite if shift is None else (shift.abs() <= LARGEST_ADVANTAGE).all()  # NaN is not
+        verdicts = {"old_logps": finite}
+        if weights is not None:
+            verdicts["weights"] = self._are_usable(weights, shift, rows)
+        if shift is not None:
+            verdicts["shift"] = (shift.abs() <= LARGEST_ADVANTAGE).all()  # NaN is not
         giver, update = self.giver, self._update
 
-        def raise_for(verdicts: list[bool]) -> None:
+        def raise_for(fit: list[bool]) -> None:
             self._giver, self._update = giver, update
-            if not verdicts[0]:
+            wrong = {name for name, is_fit in zip(verdicts, fit, strict=True) if not is_fit}
+            if "old_logps" in wrong:
                 raise self._bad("old_logps that are not finite", "finite old_logps wherever rows.mask is set")
-            if not verdicts[1]:
+            if "weights" in wrong:
                 raise self._bad(
                     f"the weights {weights.tolist()}",
                     f"finite weights of at least 0, as {rows.logps.dtype}, and times the rows' advantages "
                     f"{LARGEST_ADVANTAGE:g} at most",
                 )
-            if not verdicts[2]:
+            if wrong:
                 raise self._bad(
                     f"the shift {shift.tolist()}", f"numbers from {-LARGEST_ADVANTAGE:g} to {LARGEST_ADVANTAGE:g}"
                 )
 
-        check(torch.stack([finite, usable, small]), raise_for)
+        check(torch.stack([*verdicts.values()]), raise_for)
         return result
 
     def _are_finite(self, old_logps: Any, rows: ReplayedRows) -> torch.Tensor:
         """Whether all old log-probs that count are finite."""
         self._check_tensor("old_logps", old_logps, tuple(rows.logps.shape))
-        finite: torch.Tensor = (old_logps.isfinite() | ~rows.mask).all()
+        finite: torch.Tensor = ((old_logps.abs() < math.inf) | ~rows.mask).all()
         return finite
 
     def _are_usable(self, weights: Any, shift: Any, rows: ReplayedRows) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -16,7 +17,7 @@ from .batch.group_view import dead_by_function
 from .built_in import ask_built_in
 from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, drop_zeros, metrics, own_metrics
 from .data.counters import log as put_into_log
-from .data.types import Context
+from .data.types import Groups
 from .generation.judge import doubt_of
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
@@ -107,14 +108,14 @@ class Reporting:
         drop_zeros(compat.training_metrics(self._trainer()))
 
     def log_groups(
-        self, total: Mapping[str, float], scored: torch.Tensor, context: Context, further: Mapping[str, float]
+        self, total: Mapping[str, float], scored: torch.Tensor, fresh: Groups | None, further: Mapping[str, float]
     ) -> None:
         """Begin the metrics of a batch anew: those of its groups, and those of plugins.
 
         Args:
             total (`Mapping[str, float]`): Its counters, summed over ranks.
             scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
-            context ([`Context`]): What plugins see.
+            fresh ([`Groups`], *optional*): What was generated, for plugins to see.
             further (`Mapping[str, float]`): Further metrics, by key.
         """
         components, so_far = self._components, self._totals.of_all_ranks
@@ -130,8 +131,10 @@ class Reporting:
             self.record({f"{JUDGED_BY}/{config.replay_reward}": 1.0})
         trainer = self._trainer()
         self.record(dead_by_function(scored, trainer.reward_func_names, compat.reward_setup(trainer).weights, size))
-        for result in components.hooks.call("metrics", context.update, context=context):
-            self.record(own_metrics(result, self._totals.metrics))
+        if components.hooks.has_plugin_for("metrics"):
+            context = replace(components.buffer.context(local=True), fresh=fresh)
+            for result in components.hooks.call("metrics", context.update, context=context):
+                self.record(own_metrics(result, self._totals.metrics))
 
     def log_iteration(self, total: Mapping[str, float]) -> None:
         """Log the share of the groups of a further update that were drawn anew.

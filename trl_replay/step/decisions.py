@@ -216,16 +216,18 @@ class Decisions:
         """Let plugins and settings edit the plan, and count what it trains on."""
         groups = fresh.groups
         table = self._buffer.table
-        context = replace(self._context(), iteration=iteration, rank_of_slot=fresh.rows.ranks_of_slots)
-        before, advantages = _teaches_nothing(plan, groups), plan.advantages.copy()
-        self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens)
+        nothing = _teaches_nothing(plan, groups)
+        if self._hooks.edits_plans:
+            context = replace(self._context(), iteration=iteration, rank_of_slot=fresh.rows.ranks_of_slots)
+            before, advantages = nothing, plan.advantages.copy()
+            self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens)
+            zeroed = ((plan.advantages == 0) & (advantages != 0)).any(axis=1)
+            nothing = _teaches_nothing(plan, groups, zeroed)
+            tally.note(int((nothing & ~before).sum()), self._taken_away)
         items = np.where(plan.masked, 0, plan.column(table.row_items, groups.items))
         tally.items = float(groups.items.sum())
         tally.items_delta = float(items.sum()) - tally.items
         whole = plan.masked.all(axis=1)
-        zeroed = ((plan.advantages == 0) & (advantages != 0)).any(axis=1)
-        nothing = _teaches_nothing(plan, groups, zeroed)
-        tally.note(int((nothing & ~before).sum()), self._taken_away)
         tally.dead_after = int(nothing.sum())
         tally.excluded = int(whole.sum())
         tally.masked = int(plan.masked[~whole].sum())

@@ -95,7 +95,9 @@ class Mixed:
         return np.asarray(values[self.plan.entry])
 
     def take(self, slots: Ints) -> Mixed:
-        """Some of the slots."""
+        """Some of the slots, in their order."""
+        if len(slots) == len(self.computed):
+            return self
         return Mixed(self.groups.take(slots), self.used, self.table, self.plan.take(slots), self.computed[slots])
 
     def lacks_a_function(self) -> Bools:
@@ -139,7 +141,7 @@ def planned(groups: Groups, table: Table, drawn: Ints, chosen: Ints, setting: st
     size = chosen.shape[1]
     stored = chosen != NONE
     number = np.where(stored, chosen // size, 0)
-    entries = np.take_along_axis(drawn, number, axis=1)
+    entries = drawn[np.arange(len(drawn))[:, None], number]
     used = np.unique(entries[stored])
     plan = Plan.of(groups)
     plan.entry = np.where(stored, np.searchsorted(used, entries), plan.entry)
@@ -161,11 +163,14 @@ class Mixing:
         self._hooks = components.hooks
         self._context = components.buffer.context
         self._settings = settings
+        self._shapes = components.hooks.has_plugin_for("advantages") and not settings.config.replay_dry_run
 
     def shape(self, groups: Groups) -> Groups:
         """Let a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
         were computed for mixed groups."""
-        given = None if self._settings.config.replay_dry_run else self._hooks.advantages(groups, self._context())
+        if not self._shapes:
+            return groups
+        given = self._hooks.advantages(groups, self._context())
         return groups if given is None else shaped(groups, given)
 
     def mix(

@@ -501,8 +501,7 @@ class Step:
         if self.rounds is not None:
             values["replay/rounds"] = float(self.rounds.done)
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
-        context = replace(self._buffer.context(local=True), fresh=fresh.groups)
-        self._reporting.log_groups({**total, **since}, fresh.rule.scored, context, values)
+        self._reporting.log_groups({**total, **since}, fresh.rule.scored, fresh.groups, values)
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
         self._reporting.record({"replay/seconds": time.perf_counter() - started - generating})
 

@@ -246,7 +246,7 @@ class AsyncSession:
         self.totals.batches += 1
         held = {"size": len(self.buffer), "tasks": self.buffer.table.tasks, "bytes": self.buffer.nbytes}
         rewards = torch.from_numpy(np.concatenate(scored))
-        self.reporting.log_groups({**window, **held}, rewards, self.buffer.context(local=True), {})
+        self.reporting.log_groups({**window, **held}, rewards, None, {})
         if window["replaced"] and not self.config.replay_dry_run:
             compat.tag_model(self.trainer.own, TAG)
 
