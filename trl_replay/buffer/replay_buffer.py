@@ -219,7 +219,8 @@ class ReplayBuffer:
             passed = rules.success.passed(fresh)
             rules.limiter.observe(fresh, passed, known=rules.success.least is not None)
             tally.judge(fresh, passed, rules.success)
-            prompts = np.append(prompts, fresh.prompt[self._solved(passed)])
+            if rules.retire_passes is not None:
+                prompts = np.append(prompts, fresh.prompt[self._solved(passed)])
         if len(prompts):
             left = self._store.forget(np.flatnonzero(np.isin(table.prompt, prompts)))
             tally.retire(left, "its prompt was solved (replay_retire_passes)")
@@ -267,7 +268,7 @@ class ReplayBuffer:
         rules, hooks, store = self.rules, self.rules.hooks, self._store
         groups = _with_failed_masked(groups)
         serials = np.array([newcomer.serial for newcomer in newcomers], np.int64)
-        if len(np.unique(serials)) < len(serials) or (self.table.rows_of(serials) != NONE).any():
+        if len({*serials.tolist()}) < len(serials) or (self.table.rows_of(serials) != NONE).any():
             raise ReplayError(
                 f"Groups were offered with the serials {serials.tolist()}, of which one comes twice or belongs to an "
                 "entry: take new ones from take_serials()."
@@ -276,7 +277,7 @@ class ReplayBuffer:
             OTHER_RULE: serials < self.scored_from,
             "it has no trainable token": np.asarray(~groups.trains.any(axis=1)),
             NOT_FINITE: np.asarray(~np.isfinite(_logps(groups)).all(axis=1)),
-            TOO_LARGE: np.asarray((np.nan_to_num(np.abs(groups.total)) > LARGEST_ADVANTAGE).any(axis=1)),
+            TOO_LARGE: np.asarray((np.abs(groups.total) > LARGEST_ADVANTAGE).any(axis=1)),
             SOLVED: np.isin(groups.prompt, solved) if len(solved) else np.zeros(len(groups), bool),
         }
         due = _left(len(groups), refused, tally)

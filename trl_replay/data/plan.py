@@ -81,7 +81,7 @@ class Plan:
         shape = groups.advantages.shape
         return cls(
             entry=np.full(shape, FRESH, np.int64),
-            source=np.broadcast_to(np.arange(shape[1]), shape).copy(),
+            source=np.arange(shape[1]) + np.zeros(shape, np.int64),
             advantages=groups.advantages.copy(),
             masked=groups.masked.copy(),
             silent=np.zeros(shape, bool),
@@ -141,10 +141,10 @@ class Plan:
     def drawn(self) -> list[tuple[int, Ints]]:
         """List entries in the order of first use, each with its rows as ascending flat indices."""
         rows = np.flatnonzero(self.stored)
-        entries, first, number = np.unique(self.entry.ravel()[rows], return_index=True, return_inverse=True)
-        ends = np.cumsum(np.bincount(number, minlength=len(entries)))[:-1]
-        by_entry = np.split(rows[np.argsort(number, kind="stable")], ends)
-        return [(int(entries[place]), by_entry[place]) for place in np.argsort(first).tolist()]
+        by_entry: dict[int, list[int]] = {}
+        for row, entry in zip(rows.tolist(), self.entry.ravel()[rows].tolist(), strict=True):
+            by_entry.setdefault(entry, []).append(row)
+        return [(entry, np.array(found)) for entry, found in by_entry.items()]
 
     def column(self, stored: NDArray[Any], fresh: NDArray[Any]) -> NDArray[Any]:
         """Return each row's value, stored or fresh, as a new array `(n, G, …)`.

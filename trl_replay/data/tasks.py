@@ -73,10 +73,11 @@ class Tasks:
             first (`int`): Index of the first one among those of all processes.
             size (`int`): Rows of a group, which are of one dataset row.
         """
-        groups = (first + np.arange(len(inputs))) // size
-        _, starts, of_row = np.unique(groups, return_index=True, return_inverse=True)
-        keys = [self._known_key(inputs[start]) for start in starts.tolist()]
-        self.of_rows = np.array(keys, np.int64)[of_row]
+        keys: list[int] = []
+        for number in range(len(inputs)):
+            is_first = not keys or (first + number) % size == 0
+            keys.append(self._known_key(inputs[number]) if is_first else keys[-1])
+        self.of_rows = np.array(keys, np.int64)
 
     def _known_key(self, row: Mapping[str, Any]) -> int:
         """Return [`key`][trl_replay.data.tasks.Tasks.key], which rows of the same texts and whole numbers have had."""
@@ -164,8 +165,9 @@ def task_of_group(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, 
     if len(tasks) % size:
         return tasks
     by_group = tasks.reshape(-1, size).copy()
-    for group in np.flatnonzero((by_group != by_group[:, :1]).any(axis=1)).tolist():
-        by_group[group] = own(*moment, int(rows[group * size]))
+    for group, (task, *others) in enumerate(by_group.tolist()):
+        if any(other != task for other in others):
+            by_group[group] = own(*moment, int(rows[group * size]))
     return by_group.ravel()
 
 

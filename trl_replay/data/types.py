@@ -167,6 +167,8 @@ class Groups:
         """Return the groups at `rows`, with other behavior log-probs if given."""
         index = np.asarray(rows, dtype=np.int64)
         taken: dict[str, Any] = {name: getattr(self, name)[index] for name in OF_GROUPS}
+        for array in taken.values():
+            array.flags.writeable = False
         if behavior_logps is None and self.behavior_logps is not None:
             behavior_logps = self.behavior_logps[index]
         groups = Groups(
