@@ -224,11 +224,10 @@ class ReplayBuffer:
         if len(prompts):
             left = self._store.forget(np.flatnonzero(np.isin(table.prompt, prompts)))
             tally.retire(left, "its prompt was solved (replay_retire_passes)")
-        spent = np.zeros(len(table), bool)
-        for limit, entries in self._spent().items():
-            self.ended[limit] += int(entries.sum())
-            spent |= entries
-        self._store.forget(np.flatnonzero(spent))  # not counted: these limits are the entries' ordinary end
+        spent = self._spent()
+        self.ended.update({limit: int(entries.sum()) for limit, entries in spent.items()})
+        if spent:  # not counted: these limits are the entries' ordinary end
+            self._store.forget(np.flatnonzero(np.logical_or.reduce([*spent.values()])))
         return prompts
 
     def solved(self, groups: Groups) -> Bools:

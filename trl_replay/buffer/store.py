@@ -69,19 +69,20 @@ class Store:
         """
         table = self.table
         excess = max(len(table) - self.capacity, 0)
-        costs = table.nbytes + table.row_bytes
-        total = int(costs.sum())
-        is_over = self.max_bytes is not None and total > self.max_bytes
-        if not (excess or is_over or (drops and len(table))):
+        costs, over = None, 0
+        if self.max_bytes is not None:
+            costs = table.nbytes + table.row_bytes
+            over = int(costs.sum()) - self.max_bytes
+        if not (excess or over > 0 or (drops and len(table))):
             return 0
         ranks = rank(table)
         if drops:
             excess = max(excess, int(np.isneginf(ranks).sum()))
         leave = lowest(ranks, table.serial, excess)  # of equal ranks the older
-        if is_over and total - costs[leave].sum() > self.max_bytes:
+        if costs is not None and costs[leave].sum() < over:
             self._warn_of_bytes(costs)
             order = lowest(ranks, table.serial, len(table))
-            leave = order[: int(np.argmax(total - np.cumsum(costs[order]) <= self.max_bytes)) + 1]
+            leave = order[: int(np.argmax(np.cumsum(costs[order]) >= over)) + 1]
         return self.forget(leave)
 
     def fits(self, nbytes: Ints) -> Bools:

@@ -335,6 +335,8 @@ def lowest(first: NDArray[Any], then: NDArray[Any], count: int) -> NDArray[np.in
 
 def _lowest_ones(values: NDArray[Any], count: int) -> NDArray[np.int64]:
     """Return where the `count` lowest of some numbers are, in any order."""
+    if count < 1:
+        return np.empty(0, np.int64)
     rows = np.arange(len(values))
     width = len(values) // (BLOCKS * count)
     if width > 1:  # so many blocks hold one each: none of the others is above the highest of these
@@ -362,12 +364,12 @@ def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator)
     """
     weights = np.asarray(weights, dtype=np.float64)
     exponentials = rng.standard_exponential(len(weights))
+    if weights.min(initial=1.0) > 1e-290 and weights.max(initial=1.0) < 1e290:
+        keys = exponentials / weights
+        rows = _lowest_ones(keys, min(count, len(keys)))
+        return rows[np.argsort(keys[rows])]
     positive = np.isfinite(weights) & (weights > 0)
-    usual = np.where(positive, weights, 1.0)
-    if usual.min(initial=1.0) > 1e-290 and usual.max(initial=1.0) < 1e290:
-        keys = exponentials / usual
-    else:  # quotients would be 0 or infinite, and equal
-        keys = np.log(exponentials) - np.log(usual)
+    keys = np.log(exponentials) - np.log(np.where(positive, weights, 1.0))  # quotients might be 0 or infinite, and equal
     rank = np.where(positive, 1, 2)  # 2: zero, negative and NaN
     rank[weights == np.inf] = 0
     return lowest(rank, keys, count)
