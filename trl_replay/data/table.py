@@ -369,7 +369,8 @@ def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator)
         rows = _lowest_ones(keys, min(count, len(keys)))
         return rows[np.argsort(keys[rows])]
     positive = np.isfinite(weights) & (weights > 0)
-    keys = np.log(exponentials) - np.log(np.where(positive, weights, 1.0))  # quotients might be 0 or infinite, and equal
+    usual = np.where(positive, weights, 1.0)
+    keys = np.log(exponentials) - np.log(usual)  # quotients might be 0 or infinite, and equal
     rank = np.where(positive, 1, 2)  # 2: zero, negative and NaN
     rank[weights == np.inf] = 0
     return lowest(rank, keys, count)

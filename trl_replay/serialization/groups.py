@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 
 from ..data.fields import DTYPES
-from ..data.types import Group, Kind, Packed
+from ..data.types import Group, Ints, Kind, Packed
 
 INDEX, GROUPS = "index", "groups"
 """Names of two tensors: `GROUPS` holds the bytes of all groups, one after the other, and `INDEX`, as JSON, their
@@ -57,22 +57,39 @@ def unpack(packed: Packed) -> Group:
     Raises:
         Exception: Of several kinds, where the bytes are not of this kind.
     """
-    (keys, prompts, rows, described), data = packed
-    told = np.frombuffer(data, np.uint32, prompts + rows + len(described))
-    tensors, end, lengths = {}, told.nbytes, told.astype(np.int64)
-    for (key, name, shape, width), count in zip(described, lengths[prompts + rows :].tolist(), strict=True):
-        dtype, numbers = BY_NAME[name], count * math.prod(shape) if shape else count
-        begin, end = end, end + numbers * width
+    (keys, prompts, rows, _), data = packed
+    tensors = {}
+    lengths, parts = _layout(packed)
+    for key, dtype, (count, *shape), begin, numbers, width in parts:
         if is_plain := dtype in OF_NUMPY and numbers > 0:
             values: NDArray[Any] = np.ndarray((numbers,), OF_NUMPY[dtype], data, begin, (width,))
             values = values & ((1 << 8 * width) - 1) if width < dtype.itemsize else values.copy()
         else:
-            values = np.frombuffer(bytearray(data[begin:end]), np.uint8)
+            values = np.frombuffer(bytearray(data[begin : begin + numbers * width]), np.uint8)
         tensor = torch.from_numpy(values)
         tensors[key] = tensor if is_plain and not shape else tensor.view(dtype).view(count, *shape)
-    if end + len(BEHIND) != len(data) or len(tensors) < len(described):
-        raise ValueError("a group has other bytes than is told of it")
     return Group(tensors, keys, lengths[:prompts], lengths[prompts : prompts + rows])
+
+
+def _layout(packed: Packed) -> tuple[Ints, list[tuple[str, torch.dtype, list[int], int, int, int]]]:
+    """All lengths, and of each tensor its key, type and shape, where its numbers begin, how many they are, and the
+    bytes of one.
+
+    Raises:
+        Exception: Of several kinds, where the bytes are not of this kind.
+    """
+    (_, prompts, rows, described), data = packed
+    told = np.frombuffer(data, np.uint32, prompts + rows + len(described))
+    parts, end, lengths = [], told.nbytes, told.astype(np.int64)
+    for (key, name, shape, width), count in zip(described, lengths[prompts + rows :].tolist(), strict=True):
+        dtype, begin, numbers = BY_NAME[name], end, count * math.prod(shape) if shape else count
+        if not (1 if dtype in NARROWED else dtype.itemsize) <= width <= dtype.itemsize:
+            raise ValueError(f"{name} can't have numbers of {width} bytes")
+        end += numbers * width
+        parts.append((key, dtype, [count, *shape], begin, numbers, width))
+    if end + len(BEHIND) != len(data) or len({key for key, *_ in described}) < len(described):
+        raise ValueError("a group has other bytes than is told of it")
+    return lengths, parts
 
 
 def to_tensors(payload: Mapping[int, Packed]) -> dict[str, torch.Tensor]:
@@ -103,15 +120,13 @@ def from_tensors(get: Callable[[str], torch.Tensor]) -> Iterator[tuple[int, Pack
         )
         for keys, prompts, rows, tensors in of_kinds
     ]
-    if any(width < 1 for kind in kinds for *_, width in kind.tensors):
-        raise ValueError("numbers of no bytes would take memory that no file holds")
     block, end = get(GROUPS).numpy(), 0
     if sum(size for *_, size in told) != len(block) or len({number for number, *_ in told}) < len(told):
         raise ValueError("there are other groups than the index tells")
     for number, kind, size in told:
         begin, end = end, end + size
         packed = Packed(kinds[kind], block[begin:end].tobytes())
-        unpack(packed)  # what can't be is told now
+        _layout(packed)  # what can't be is told now
         yield number, packed
 
 
