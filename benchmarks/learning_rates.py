@@ -12,18 +12,14 @@ rates, and seeds are those of plans/updates_per_batch.md, row 5; runs append to 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
 import sys
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import completions
 import numpy as np
-import torch
 import updates_per_batch
 import when_it_pays as study
 from when_it_pays import Run
@@ -230,29 +226,9 @@ def above(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
     return f"{WORDS[sum(mean > best for mean in means)]} of {WORDS[len(means)]}"
 
 
-def work(path: Path) -> None:
-    """Trains what is left, one run after the other, until other processes have the rest."""
-    for run in left(path):
-        with study.claimed(run, path.parent) as is_mine:
-            if is_mine and run not in finished(path):
-                study.perform(run, study.TASKS[run.task], updates_per_batch.ARMS[run.arm], path)
-                print(f"{run.name}: done", flush=True)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--left", action="store_true", help="only print which runs are left")
-    parser.add_argument("--collect", action="store_true", help="only append whole runs to benchmarks/results")
-    parser.add_argument("--table", action="store_true", help="only print what there is")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/learning_rates"), help="folder of model, claims, and ledger"
-    )
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "learning_rates.jsonl"
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    options, path = study.command(arguments, __doc__, "learning_rates", "left", "collect")
     if options.left:
         print("\n".join(run.name for run in left(path)))
     elif options.collect:
@@ -262,8 +238,10 @@ def main(arguments: list[str] | None = None) -> int:
         tables = (updates_per_batch.curve(done, task) for task in TASKS)
         print("\n\n".join("\n".join(rows) for rows in (*tables, table(done), headline(), on_products(done))))
     else:
-        os.nice(19)
-        work(path)
+        arms = updates_per_batch.ARMS
+        study.train_all(
+            lambda: left(path), options.out, lambda run: study.perform(run, study.TASKS[run.task], arms[run.arm], path)
+        )
     return 0
 
 

@@ -19,11 +19,8 @@ Gemma; nothing of the model is committed.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -146,38 +143,21 @@ def screen(out: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, told in {
-        "screen": "print pass rates before training",
-        "left": "print which runs are left",
-        "collect": "append whole runs to benchmarks/results",
-        "table": "print what there is",
-    }.items():
-        parser.add_argument(f"--{name}", action="store_true", help=f"only {told}")
-    parser.add_argument("--out", type=Path, default=Path("out/second_model"), help="folder of model, claims, ledger")
-    options = parser.parse_args(arguments)
-    path = options.out / "second_model.jsonl"
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    options, path = study.command(arguments, __doc__, "second_model", "screen", "left", "collect")
     if options.table:
         print("\n".join(table(finished(path))))
-        return 0
-    if options.left or options.collect:
+    elif options.left or options.collect:
         print("\n".join(run.name for run in (queue if options.left else collect)(path)))
-        return 0
-    options.out.mkdir(parents=True, exist_ok=True)
-    convert(options.out / "model")
-    if options.screen:
-        screen(options.out / "model")
-        return 0
-    os.nice(19)
-    tried: set[Run] = set()
-    while runs := [run for run in queue(path) if run not in tried]:
-        tried.add(run := runs[0])
-        with study.claimed(run, options.out) as is_mine:
-            if is_mine:
-                study.perform(run, study.TASKS[run.task], study.ARMS[run.arm], path, prepare=freeze)
-                print(f"{run.name}: done", flush=True)
+    else:
+        convert(options.out / "model")
+        if options.screen:
+            screen(options.out / "model")
+            return 0
+        study.train_all(
+            lambda: queue(path),
+            options.out,
+            lambda run: study.perform(run, study.TASKS[run.task], study.ARMS[run.arm], path, prepare=freeze),
+        )
     return 0
 
 

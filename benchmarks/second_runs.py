@@ -11,18 +11,14 @@ Several processes may share the queue.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import when_it_pays as study
 from completions import mean_and_error
 from when_it_pays import Arm, Run
@@ -181,22 +177,18 @@ def table(done: dict[Run, dict[str, Any]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="only print what there is")
-    parser.add_argument("--out", type=Path, default=Path("out/second_run"), help="folder of model, files, and ledger")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / RESULTS.name
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    options, path = study.command(arguments, __doc__, "second_run")
+
+    def left() -> list[Run]:
+        done = finished(path)
+        return [
+            run
+            for run in queue()
+            if run not in done and (run.arm == "first run" or file_of(run.task, run.seed, options.out).exists())
+        ]
+
     if not options.table:
-        os.nice(19)
-        for run in queue():
-            with study.claimed(run, options.out) as is_mine:
-                has_file = run.arm == "first run" or file_of(run.task, run.seed, options.out).exists()
-                if is_mine and has_file and run not in finished(path):
-                    perform(run, path)
-                    print(f"{run.name}: done", flush=True)
+        study.train_all(left, options.out, lambda run: perform(run, path))
     print("\n".join(table(finished(path))))
     return 0
 

@@ -13,12 +13,9 @@ processes may share the queue.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -27,7 +24,6 @@ from typing import Any
 
 import completions
 import numpy as np
-import torch
 import when_it_pays as study
 from when_it_pays import HELD_OUT_SEED, PILOT, Arm, Run, Task
 
@@ -316,37 +312,9 @@ def collect(path: Path) -> list[Run]:
     )
 
 
-def work(path: Path) -> None:
-    """Trains what is left, one run after the other, until other processes have the rest."""
-
-    def perform_one() -> bool:
-        for run in left(path):
-            with study.claimed(run, path.parent) as is_mine:
-                if is_mine and run not in finished(path):
-                    study.perform(run, TASKS[run.task], ARMS[run.arm], path)
-                    print(f"{run.name}: done", flush=True)
-                    return True
-        return False
-
-    while perform_one():
-        pass
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--screen", action="store_true", help="only measure the lists before training")
-    parser.add_argument("--left", action="store_true", help="only print which runs are left")
-    parser.add_argument("--collect", action="store_true", help="only append whole runs to benchmarks/results")
-    parser.add_argument("--table", action="store_true", help="only print what there is")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/updates_per_batch"), help="folder of model, claims, and ledger"
-    )
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "updates_per_batch.jsonl"
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    options, path = study.command(arguments, __doc__, "updates_per_batch", "screen", "left", "collect")
     if options.screen:
         study.screen(options.out, LISTS)
     elif options.collect:
@@ -355,11 +323,11 @@ def main(arguments: list[str] | None = None) -> int:
         runs = left(path)
         print("\n".join([*(run.name for run in runs), f"{hours(runs):.0f} hours of a core"]))
     elif options.table:
-        done = finished(path)
-        print("\n".join(report(done)))
+        print("\n".join(report(finished(path))))
     else:
-        os.nice(19)
-        work(path)
+        study.train_all(
+            lambda: left(path), options.out, lambda run: study.perform(run, TASKS[run.task], ARMS[run.arm], path)
+        )
     return 0
 
 

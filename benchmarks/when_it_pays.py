@@ -539,6 +539,52 @@ def claimed(run: Run, out: Path) -> Iterator[bool]:
             yield True
 
 
+def train_all(left: Callable[[], Iterable[Run]], out: Path, perform: Callable[[Run], Any]) -> None:
+    """Trains what is left, one run after the other, until other processes have the rest."""
+    os.nice(19)
+    tried: set[Run] = set()
+    while runs := [run for run in left() if run not in tried]:
+        tried.add(run := runs[0])
+        with claimed(run, out) as is_mine:
+            if is_mine and run in left():
+                perform(run)
+                print(f"{run.name}: done", flush=True)
+
+
+FLAGS = {
+    "screen": "only measure the tasks before training",
+    "pilots": "the pilots, and no reported run",
+    "left": "only print which runs are left",
+    "collect": "only append whole runs to benchmarks/results",
+    "table": "only print what there is",
+}
+
+
+def command(
+    arguments: list[str] | None, doc: str | None, name: str, *flags: str, parent: argparse.ArgumentParser | None = None
+) -> tuple[argparse.Namespace, Path]:
+    """Reads the command line of a benchmark that keeps a ledger of runs; returns its options, and the ledger.
+
+    Args:
+        arguments (`list[str]`, *optional*): Those of the process if not given.
+        doc (`str`): What the benchmark does.
+        name (`str`): Its name.
+        *flags (`str`): Names of `FLAGS`.
+        parent (`ArgumentParser`, *optional*): Further options.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[parent] if parent else []
+    )
+    for flag in (*flags, "table"):
+        parser.add_argument(f"--{flag}", action="store_true", help=FLAGS[flag])
+    parser.add_argument("--out", type=Path, default=Path("out") / name, help="folder of model, claims, and ledger")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    return options, options.out / f"{name}.jsonl"
+
+
 def is_whole(task: Task, last: dict[str, Any]) -> bool:
     """Whether a run's last line is its end."""
     return last["batch"] == task.batches or last.get("rollouts", 0) >= task.rollouts
@@ -795,29 +841,18 @@ def _difference(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, to: 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--screen", action="store_true", help="only measure the tasks before training")
-    parser.add_argument("--pilots", action="store_true", help="the pilots, and no reported run")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="which tasks to run")
-    parser.add_argument("--table", action="store_true", help="only print what there is")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/when_it_pays"), help="folder of model, claims, and ledger"
-    )
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "when_it_pays.jsonl"
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    further = argparse.ArgumentParser(add_help=False)
+    further.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="which tasks to run")
+    options, path = command(arguments, __doc__, "when_it_pays", "screen", "pilots", parent=further)
     if options.screen:
         screen(options.out, TASKS)
         return 0
     if not options.table:
-        os.nice(19)
-        for run in queue(path, options.pilots, options.tasks):
-            with claimed(run, options.out) as is_mine:
-                if is_mine and run not in finished(path):
-                    perform(run, TASKS[run.task], ARMS[run.arm], path)
-                    print(f"{run.name}: done", flush=True)
+        train_all(
+            lambda: [run for run in queue(path, options.pilots, options.tasks) if run not in finished(path)],
+            options.out,
+            lambda run: perform(run, TASKS[run.task], ARMS[run.arm], path),
+        )
     done = finished(path)
     pilots = [["", *rows] for task in TASKS if (rows := by_rate(done, task))]
     of_products = over_time(done, "products")
