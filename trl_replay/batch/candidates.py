@@ -140,12 +140,14 @@ class Candidate:
         records = [record for record in self.records if record is not None]
         if len(records) < len(lengths):
             return False
-        rows = [block.rows()[place, :length] for (block, place), length in zip(records, lengths, strict=True)]
-        recorded = torch.from_numpy(np.concatenate(rows))
-        if len(recorded) < sum(lengths):  # the loss left out a row's end: there are no log-probs of it
-            missing = [(0, length - len(row)) for row, length in zip(rows, lengths, strict=True)]
-            rows = [np.pad(row, count, constant_values=np.nan) for row, count in zip(rows, missing, strict=True)]
-            recorded = torch.from_numpy(np.concatenate(rows))
+        logps = np.full(sum(lengths), np.nan, np.float32)  # the loss may leave out a row's end
+        end = 0
+        for (block, place), length in zip(records, lengths, strict=True):
+            row = block.rows()[place, :length]
+            logps[end : end + len(row)] = row
+            end += length
+        recorded = torch.from_numpy(logps)
+        if np.isnan(logps).any():
             recorded = torch.where(trained_tokens(self.group), recorded, recorded.nan_to_num(0.0))
         tensors = fill_missing({**self.group.tensors, OLD_LOGPS: recorded})
         group = self.group
