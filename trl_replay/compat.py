@@ -222,7 +222,7 @@ def reward_rule(trainer: Any) -> RewardRule:
 
 
 def advantages(
-    rewards: torch.Tensor, setup: RewardSetup, size: int, within: torch.Tensor | None = None
+    rewards: torch.Tensor, setup: RewardSetup, size: int, within: torch.Tensor | None = None, to_compare: bool = False
 ) -> torch.Tensor:
     """TRL's advantages, `(rows,)`, as the installed release computes them.
 
@@ -236,6 +236,8 @@ def advantages(
         within (`(batch rows, functions)`, *optional*): Rewards of the batch whose mean and deviation count where TRL
             takes them over all rows; these rows themselves if not given. Rows without any reward, which stand for
             none, are then left out in all releases.
+        to_compare (`bool`): Whether a deviation may have another rounding error than TRL's: where no reward is
+            missing torch's own takes a fifth of the time.
     """
     import torch
     from trl.trainer.utils import nanstd
@@ -243,13 +245,7 @@ def advantages(
     # before 1.6, rows that no function scored have 0
     leaves_out_unscored = within is not None or not counts_unscored()
     mean = torch.nanmean if leaves_out_unscored else torch.mean
-
-    def std(values: torch.Tensor, **over: Any) -> torch.Tensor:
-        """To compare with, where nothing is missing, torch's is the same up to a rounding error, and five times as
-        fast."""
-        is_exact = leaves_out_unscored and (within is not None or values.isnan().any())
-        return (nanstd if is_exact else torch.std)(values, **over)
-
+    std = nanstd if leaves_out_unscored and not (to_compare and not rewards.isnan().any()) else torch.std
     sums_normalized = setup.aggregation == "normalize_then_sum"
     total = _summed(rewards, setup, size, leaves_out_unscored)
     batch = total if within is None else _summed(within, setup, size, leaves_out_unscored)

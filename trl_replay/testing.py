@@ -49,7 +49,8 @@ CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 
 def make_table(scores: Sequence[float], **columns: Any) -> Table:
     """Return a table with one entry per score: serials 0, 1, …, ascending updates, distinct tags, groups of 4 rows of
-    which the first has a reward of 1; `columns` override, or are a plugin's."""
+    which the first has a reward of 1; `columns` override, or are a plugin's. `peers` and `newer` follow from
+    `prompt`."""
     ours = COLUMNS | ROW_COLUMNS
     typed: dict[str, Any] = {name: np.asarray(columns[name], ours[name]) for name in columns.keys() & ours}
     table = made_up_table(scores, 4, **typed)
