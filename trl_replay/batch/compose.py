@@ -249,7 +249,10 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
             tensors[key] = first.tensors[key]
             continue
         like = next(part.tensors[key] for part in parts if key in part.tensors)
-        tensors[key] = torch.cat([_flat(part, spec, like) for part in parts])
+        values = [
+            _values(part, slice(0, len(part.completion_lengths)), spec, _array(like), _counts(part)) for part in parts
+        ]
+        tensors[key] = torch.from_numpy(np.concatenate([*itertools.chain(*values)])).to(like.dtype)
     images = join_images(parts, fields)
     keys = _joined_keys(parts, images)
     prompts = [first.prompt_lengths] if shared else [_prompt_lengths(part) for part in parts]
@@ -266,13 +269,11 @@ def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
         if fields.is_image(key):
             continue
         spec = fields.spec_in(group.keys, key)
-        if spec.layout == "row":
-            tensors[key] = tensor[torch.from_numpy(index).to(tensor.device)]
-        elif spec.layout == "prompt" and shared:
+        if spec.layout == "prompt" and shared:
             tensors[key] = tensor
-        else:
-            parts = torch.split(tensor, _counts(group)[spec.layout].tolist())
-            tensors[key] = torch.cat([parts[row] for row in rows])
+            continue
+        values = [_values(group, slice(row, row + 1), spec, _array(tensor), _counts(group)) for row in rows]
+        tensors[key] = torch.from_numpy(np.concatenate([*itertools.chain(*values)])).to(tensor.dtype)
     images = take_images(group, rows, fields)
     return Group(
         tensors | images,
@@ -321,19 +322,6 @@ def _same(group: Group, other_group: Group, key: str) -> bool:
     if one is None or other is None:
         return False
     return bool(torch.equal(one, other))
-
-
-def _flat(part: Group, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
-    """Return one field's values of all rows of `part`; implied ones get the dtype of `like`."""
-    tensor = part.tensors.get(spec.name)
-    if tensor is None and spec.layout == "row":
-        return like.new_full((len(part.completion_lengths), *like.shape[1:]), spec.implied or 0)
-    if tensor is None:
-        count = int(_counts(part)[spec.layout].sum())
-        return like.new_full((count,), spec.implied or 0)
-    if spec.layout == "prompt" and _has_one_prompt(part):
-        return tensor.repeat(len(part.completion_lengths))
-    return tensor
 
 
 def _counts(part: Group) -> dict[str, Ints]:
@@ -391,25 +379,22 @@ def compose(
         pad = fields.pad_value(spec)
         widened = _widen(batch[key].detach(), spec, old, new, pad)
         out = _array(widened)
-        if spec.layout == "row":
-            out[places] = np.concatenate([_row_block(placed, spec, out) for placed in placements])
-        elif not any(key in placed.group.tensors for placed in placements):
-            out[places] = pad
-            out.reshape(-1)[real[spec.layout]] = spec.implied or 0
-        else:
+        target, positions = (out, places) if spec.layout == "row" else (out.reshape(-1), real[spec.layout])
+        out[places] = pad
+        if any(key in placed.group.tensors for placed in placements):
             values = [
-                part
+                _values(placed.group, placed.part, spec, out, of_rows)
                 for placed, of_rows in zip(placements, counts, strict=True)
-                for part in _values(placed, spec, of_rows[spec.layout])
             ]
-            out[places] = pad
-            flat, positions = np.concatenate(values), real[spec.layout]
+            flat = np.concatenate([*itertools.chain(*values)])
             if len(flat) != len(positions):  # the tokens of further rows would shift
                 raise BatchError(
                     f"Stored groups hold {len(flat)} values of {key!r} where their lengths tell {len(positions)}: "
                     "the checkpoint that they came from is damaged. Start with an empty buffer."
                 )
-            out.reshape(-1)[positions] = flat
+            target[positions] = flat
+        else:
+            target[positions] = spec.implied or 0
         composed[key] = widened if widened.dtype != torch.bfloat16 else torch.from_numpy(out).to(widened)
     return composed | compose_images(batch, fields, placements)
 
@@ -470,39 +455,36 @@ def _widen(tensor: torch.Tensor, spec: FieldSpec, old: Widths, new: Widths, pad:
     return functional.pad(tensor, (left, right), value=pad)
 
 
-def _values(placed: Placement, spec: FieldSpec, counts: Ints) -> list[NDArray[Any]]:
-    """Return one padded field's real values of the placed rows, in flat parts; `counts` are those of the group's
-    rows."""
-    stored, part = placed.group.tensors.get(spec.name), placed.part
-    if stored is None:
-        return [np.full(counts[part].sum(), spec.implied or 0)]
-    values = _array(stored)
-    if spec.name == ADVANTAGES and TOKEN_ADVANTAGES not in placed.group.keys:
-        return [values.reshape(len(counts))[part].repeat(counts[part])]  # of a file: one a row
-    if spec.layout == "prompt" and _has_one_prompt(placed.group):
-        return [values] * placed.count
-    if placed.count == len(counts):
-        return [values]
-    begin = int(counts[: part.start].sum())
-    return [values[begin : begin + int(counts[part].sum())]]
-
-
-def _row_block(placed: Placement, spec: FieldSpec, like: NDArray[Any]) -> NDArray[Any]:
-    """Return a field with one value per row of the placed rows, in the shape of the rows of `like`."""
-    if spec.name == ADVANTAGES and TOKEN_ADVANTAGES in placed.group.keys:
+def _values(
+    group: Group, rows: slice, spec: FieldSpec, like: NDArray[Any], counts: Mapping[str, Ints]
+) -> list[NDArray[Any]]:
+    """Return one field's real values of some rows of a group, in parts: flat or, of a field with one value per row, in
+    the shape of the rows of `like`; `counts` are those of the group's rows, by layout."""
+    of_tokens = spec.name == ADVANTAGES and TOKEN_ADVANTAGES in group.keys
+    if spec.layout == "row" and of_tokens:
         raise BatchError(
             "A stored group has per-token advantages, but the batch has one per row: all batches of a run must "
             "have the same kind, also after resuming. Start with an empty buffer."
         )
-    stored = placed.group.tensors.get(spec.name)
+    shape = like.shape[1:] if spec.layout == "row" else ()
+    lengths = np.ones_like(group.completion_lengths) if spec.layout == "row" else counts[spec.layout]
+    count = int(lengths[rows].sum())
+    stored = group.tensors.get(spec.name)
     if stored is None:
-        return np.full((placed.count, *like.shape[1:]), spec.implied or 0, like.dtype)
+        return [np.full((count, *shape), spec.implied or 0, like.dtype)]
     values = _array(stored)
-    if values.size == len(values) and like.size == len(like):
-        values = values.reshape(-1, *like.shape[1:])  # (G,) of a file where the batch has (B, 1)
-    if values.shape[1:] != like.shape[1:]:
+    if spec.layout == "row" and values.size == len(values) and like.size == len(like):
+        values = values.reshape(-1, *shape)  # (G,) of a file where the batch has (B, 1)
+    elif spec.name == ADVANTAGES and not of_tokens and spec.layout != "row":
+        return [values.reshape(len(lengths))[rows].repeat(lengths[rows])]  # of a file: one a row
+    if values.shape[1:] != shape:
         raise BatchError(f"A stored {spec.name!r} has the shape {values.shape} where the batch has {like.shape}.")
-    return values[placed.part]
+    if spec.layout == "prompt" and _has_one_prompt(group):
+        return [values] * len(lengths[rows])
+    if rows == slice(0, len(lengths)):
+        return [values]
+    begin = int(lengths[: rows.start].sum())
+    return [values[begin : begin + count]]
 
 
 def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:
