@@ -200,6 +200,7 @@ def test_125_a_loss_that_goes_around_the_seam_in_the_midst_of_training_is_an_err
 
 
 @shipping("dppo")
+@pytest.mark.generates  # it reads more of a generation than its sequences
 def test_dppo_is_refused_in_its_first_loss(made):
     """It takes its ratio to the sampler's log-probs, and never reads the old ones."""
     from trl.experimental.dppo import DPPOConfig, DPPOTrainer
