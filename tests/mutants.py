@@ -115,11 +115,11 @@ NAMED = (
     ),
     Named(
         "nothing retires entries when a batch settles", "buffer/replay_buffer.py",
-        "            spent |= entries", "            pass",
+        "self._store.forget(np.flatnonzero(np.logical_or.reduce([*spent.values()])))", "pass",
     ),
     Named(
         "trim forgets the capacity where bytes are too many", "buffer/store.py",
-        "if is_over and total - costs[leave].sum() > self.max_bytes:", "if is_over:",
+        "if costs is not None and costs[leave].sum() < over:", "if costs is not None and over > 0:",
     ),
     Named(
         "the tap does not forget", "loss/tap.py",

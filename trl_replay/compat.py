@@ -237,7 +237,7 @@ def advantages(
             takes them over all rows; these rows themselves if not given. Rows without any reward, which stand for
             none, are then left out in all releases.
         to_compare (`bool`): Whether a deviation may have another rounding error than TRL's: where no reward is
-            missing torch's own takes a fifth of the time.
+            missing, or so large that its square is infinite, torch's own takes a fifth of the time.
     """
     import torch
     from trl.trainer.utils import nanstd
@@ -245,7 +245,8 @@ def advantages(
     # before 1.6, rows that no function scored have 0
     leaves_out_unscored = within is not None or not counts_unscored()
     mean = torch.nanmean if leaves_out_unscored else torch.mean
-    std = nanstd if leaves_out_unscored and not (to_compare and not rewards.isnan().any()) else torch.std
+    is_usual = to_compare and bool(rewards.abs().max() < LARGE)  # NaN is not
+    std = nanstd if leaves_out_unscored and not is_usual else torch.std
     sums_normalized = setup.aggregation == "normalize_then_sum"
     total = _summed(rewards, setup, size, leaves_out_unscored)
     batch = total if within is None else _summed(within, setup, size, leaves_out_unscored)
@@ -259,6 +260,10 @@ def advantages(
         elif setup.scale == "batch":
             result = result / (std(batch) + STD_EPSILON)
     return (torch.nan_to_num(result, nan=0.0) if leaves_out_unscored else result).flatten()
+
+
+LARGE = 1e15
+"""Squares of rewards below it have a sum in float32."""
 
 
 @cache

@@ -167,8 +167,8 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """Names of all columns that are kept, including plugins'."""
-        return [name for name in self._columns if name not in (NUMBER, PLACE)]
+        """Names of all columns, including plugins'."""
+        return [*(name for name in self._columns if name not in (NUMBER, PLACE)), *COUNTED]
 
     @property
     def row_bytes(self) -> int:
