@@ -227,7 +227,7 @@ def state(session: Any) -> dict[str, Any]:
 
 
 def _candidate(candidate: Any) -> list[Any]:
-    records = [None if record is None else record.row().tolist() for record in candidate.records]
+    records = [None if record is None else record.block.rows()[record.place].tolist() for record in candidate.records]
     group = None if candidate.group is None else group_hash(candidate.group)
     return [candidate.serial, candidate.slot, candidate.rows, candidate.update, records, group]
 

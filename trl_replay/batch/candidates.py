@@ -95,11 +95,6 @@ class Recorded(NamedTuple):
     block: Block
     place: int
 
-    def row(self) -> NDArray[np.float32]:
-        """Its log-probs, `(C,)`, on the CPU."""
-        row: NDArray[np.float32] = self.block.rows()[self.place]
-        return row
-
 
 @dataclass(slots=True)
 class Candidate:

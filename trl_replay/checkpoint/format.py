@@ -322,7 +322,9 @@ def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
     for candidate in pending.candidates:
         for row, record in enumerate(candidate.records):
             if record is not None:
-                tensors[_record_name(candidate.serial, row)] = torch.from_numpy(record.row().copy())
+                tensors[_record_name(candidate.serial, row)] = torch.from_numpy(
+                    record.block.rows()[record.place].copy()
+                )
     return tensors
 
 
