@@ -222,7 +222,7 @@ def reward_rule(trainer: Any) -> RewardRule:
 
 
 def advantages(
-    rewards: torch.Tensor, setup: RewardSetup, size: int, within: torch.Tensor | None = None, to_compare: bool = False
+    rewards: torch.Tensor, setup: RewardSetup, size: int, within: torch.Tensor | None = None
 ) -> torch.Tensor:
     """TRL's advantages, `(rows,)`, as the installed release computes them.
 
@@ -236,17 +236,13 @@ def advantages(
         within (`(batch rows, functions)`, *optional*): Rewards of the batch whose mean and deviation count where TRL
             takes them over all rows; these rows themselves if not given. Rows without any reward, which stand for
             none, are then left out in all releases.
-        to_compare (`bool`): Whether a deviation may have another rounding error than TRL's: where no reward is
-            missing, or so large that its square is infinite, torch's own takes a fifth of the time.
     """
     import torch
     from trl.trainer.utils import nanstd
 
     # before 1.6, rows that no function scored have 0
     leaves_out_unscored = within is not None or not counts_unscored()
-    mean = torch.nanmean if leaves_out_unscored else torch.mean
-    is_usual = to_compare and bool(rewards.abs().max() < LARGE)  # NaN is not
-    std = nanstd if leaves_out_unscored and not is_usual else torch.std
+    mean, std = (torch.nanmean, nanstd) if leaves_out_unscored else (torch.mean, torch.std)
     sums_normalized = setup.aggregation == "normalize_then_sum"
     total = _summed(rewards, setup, size, leaves_out_unscored)
     batch = total if within is None else _summed(within, setup, size, leaves_out_unscored)
@@ -260,10 +256,6 @@ def advantages(
         elif setup.scale == "batch":
             result = result / (std(batch) + STD_EPSILON)
     return (torch.nan_to_num(result, nan=0.0) if leaves_out_unscored else result).flatten()
-
-
-LARGE = 1e15
-"""Squares of rewards below it have a sum in float32."""
 
 
 @cache

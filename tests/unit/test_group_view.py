@@ -23,14 +23,13 @@ def shared(rows, advantages):
     return columns
 
 
-def test_advantages_to_train_on_are_trls_to_the_last_bit_and_those_to_compare_nearly():
+def test_advantages_are_trls_to_the_last_bit():
     rewards = torch.rand(64, 1, generator=torch.Generator().manual_seed(0))
     groups = rewards.view(-1, 8)
     centered = groups - torch.nanmean(groups, dim=1, keepdim=True)
     for scale, deviation in (("group", nanstd(groups, dim=1, keepdim=True)), ("batch", nanstd(rewards.view(-1)))):
         own = (centered / (deviation + compat.STD_EPSILON)).flatten()
         assert torch.equal(compat.advantages(rewards, setup(scale), 8), own)
-        torch.testing.assert_close(compat.advantages(rewards, setup(scale), 8, to_compare=True), own)
 
 
 @pytest.mark.parametrize(("eighths", "dead"), [(0.9, True), (2.0, False)])

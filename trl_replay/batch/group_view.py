@@ -302,7 +302,7 @@ def trls_own(
     """
     shared = rows["row"][::size] // size
     advantages = rows["advantages"].reshape(-1, size)
-    computed = compat.advantages(scored.detach(), setup, size, to_compare=True)
+    computed = compat.advantages(scored.detach(), setup, size)
     expected = computed.numpy().astype(np.float64).reshape(-1, size)[shared]
     rewards = _by_group(scored.double(), size)
     noise = advantage_noise(rewards, setup, of_level=True)
