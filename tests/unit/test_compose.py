@@ -1,5 +1,7 @@
 """Cut and compose: what comes out is what went in, for any lengths, keys and slots."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 
 from trl_replay import BatchError, ConfigurationError, FieldSpec
 from trl_replay.base.text import in_json
-from trl_replay.batch.compose import compose, cut, join, row_lengths
+from trl_replay.batch.compose import compose, cut, join, row_lengths, take_rows
 from trl_replay.data.fields import FieldTable
 
 lengths = st.lists(
@@ -65,6 +67,18 @@ def test_a_stored_group_shares_nothing_with_its_batch_and_holds_no_padding():
     assert "completion_mask" in group.keys
     pointers = {value.untyped_storage().data_ptr() for value in batch.values()}
     assert all(tensor.untyped_storage().data_ptr() not in pointers for tensor in group.tensors.values())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_some_rows_of_a_group_are_those_rows_in_that_order(shared):
+    fields = FieldTable(PAD)
+    batch = make_batch([[(2, 5), (2, 1), (2, 3)]], ["old_per_token_logps"], 0, [shared])
+    (group,) = cut(batch, fields, [rows_of(0)])
+    some = take_rows(group, [2, 0], fields)
+    assert some.tensors["prompt_ids"].numel() == (2 if shared else 4)
+    composed = compose(batch, fields, [replace(place(0, some), start=1, first=0, count=2)])
+    for key in ("prompt_ids", "completion_ids", "completion_mask", "advantages", "old_per_token_logps"):
+        assert torch.equal(composed[key], batch[key][[0, 2, 0]])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
