@@ -154,7 +154,7 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
     real = _real_positions(specs, _widths(batch), places, prompts, completions)
     lengths = {**_by_layout(prompts, completions), "row": np.ones_like(places)}
     ends = list(itertools.accumulate(len(range(rows.start, rows.stop)) for rows in parts))
-    text = {key: _array(batch[key]) for key, spec in specs.items() if _is_text(spec)}
+    text = {key: _array(batch[key].detach()) for key, spec in specs.items() if _is_text(spec)}
     of_prompts = [values for key, values in text.items() if specs[key].layout == "prompt"]
     keys = set(text)
     if ADVANTAGES in text and specs[ADVANTAGES].layout != "row":
@@ -191,7 +191,7 @@ def _numbers(parts: Iterable[slice]) -> Ints:
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a tensor on the CPU as an array; NumPy has no bfloat16, whose numbers float32 has, too."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _repeats_one(rows: NDArray[Any]) -> bool:
@@ -461,30 +461,32 @@ def _values(
     """Return one field's real values of some rows of a group, in parts: flat or, of a field with one value per row, in
     the shape of the rows of `like`; `counts` are those of the group's rows, by layout."""
     of_tokens = spec.name == ADVANTAGES and TOKEN_ADVANTAGES in group.keys
-    if spec.layout == "row" and of_tokens:
+    is_row = spec.layout == "row"
+    if is_row and of_tokens:
         raise BatchError(
             "A stored group has per-token advantages, but the batch has one per row: all batches of a run must "
             "have the same kind, also after resuming. Start with an empty buffer."
         )
-    shape = like.shape[1:] if spec.layout == "row" else ()
-    lengths = np.ones_like(group.completion_lengths) if spec.layout == "row" else counts[spec.layout]
-    count = int(lengths[rows].sum())
+    lengths = np.ones_like(group.completion_lengths) if is_row else counts[spec.layout]
     stored = group.tensors.get(spec.name)
     if stored is None:
-        return [np.full((count, *shape), spec.implied or 0, like.dtype)]
+        shape = like.shape[1:] if is_row else ()
+        return [np.full((lengths[rows].sum(), *shape), spec.implied or 0, like.dtype)]
     values = _array(stored)
-    if spec.layout == "row" and values.size == len(values) and like.size == len(like):
-        values = values.reshape(-1, *shape)  # (G,) of a file where the batch has (B, 1)
-    elif spec.name == ADVANTAGES and not of_tokens and spec.layout != "row":
+    if is_row:
+        if values.size == len(values) and like.size == len(like):
+            values = values.reshape(-1, *like.shape[1:])  # (G,) of a file where the batch has (B, 1)
+        if values.shape[1:] != like.shape[1:]:
+            raise BatchError(f"A stored {spec.name!r} has the shape {values.shape} where the batch has {like.shape}.")
+        return [values[rows]]
+    if spec.name == ADVANTAGES and not of_tokens:
         return [values.reshape(len(lengths))[rows].repeat(lengths[rows])]  # of a file: one a row
-    if values.shape[1:] != shape:
-        raise BatchError(f"A stored {spec.name!r} has the shape {values.shape} where the batch has {like.shape}.")
     if spec.layout == "prompt" and _has_one_prompt(group):
         return [values] * len(lengths[rows])
     if rows == slice(0, len(lengths)):
         return [values]
     begin = int(lengths[: rows.start].sum())
-    return [values[begin : begin + count]]
+    return [values[begin : begin + int(lengths[rows].sum())]]
 
 
 def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:

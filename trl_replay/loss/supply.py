@@ -91,7 +91,7 @@ class Supply:
         padded = np.zeros((len(rows), max(lengths)), np.float32)
         for row, values in enumerate(logps):
             padded[row, : len(values)] = values
-        own = advantages[rows]
+        own = advantages.index_select(0, torch.tensor(rows))
         of_rows = [placed for placed in placements for _ in range(placed.count)]
         self.placed.tensors = {
             "logps": torch.from_numpy(padded),
