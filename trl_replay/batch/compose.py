@@ -153,14 +153,14 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
     prompts, completions = row_lengths(batch, fields.pad_token_id, places)
     real = _real_positions(specs, _widths(batch), places, prompts, completions)
     lengths = {**_by_layout(prompts, completions), "row": np.ones_like(places)}
-    ends = list(itertools.accumulate(len(range(rows.start, rows.stop)) for rows in parts))
+    ends = np.cumsum([rows.stop - rows.start for rows in parts])
     text = {key: _array(batch[key].detach()) for key, spec in specs.items() if _is_text(spec)}
     of_prompts = [values for key, values in text.items() if specs[key].layout == "prompt"]
     keys = set(text)
     if ADVANTAGES in text and specs[ADVANTAGES].layout != "row":
         keys.add(TOKEN_ADVANTAGES)
     groups = []
-    for rows, begin, end in zip(parts, [0, *ends], ends, strict=False):
+    for rows, begin, end in zip(parts, [0, *ends[:-1]], ends, strict=True):
         images = cut_images(batch, fields, rows)
         held = frozenset(keys | images.keys() if images else keys - TOKEN_TYPES)  # without images, these are zeros
         same = all(_repeats_one(values[rows]) for values in of_prompts)
@@ -171,16 +171,14 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
         if spec.implied is not None and (flat == spec.implied).all():
             continue
         dtype = getattr(torch, spec.dtype) if spec.dtype else batch[key].dtype
-        flat = flat.astype(spec.dtype) if spec.dtype and dtype != torch.bfloat16 else flat
-        stops = lengths[spec.layout].cumsum()[np.array(ends) - 1].tolist()
-        for group, begin, end in zip(groups, [0, *stops], stops, strict=False):
+        stops = lengths[spec.layout].cumsum()[ends - 1].tolist()
+        for group, begin, end in zip(groups, [0, *stops[:-1]], stops, strict=True):
             piece = flat[begin:end]
             if key not in group.keys or (spec.implied is not None and (piece == spec.implied).all()):
                 continue
             if spec.layout == "prompt" and _has_one_prompt(group):
                 piece = piece[: group.prompt_lengths[0]]
-            kept = torch.from_numpy(piece)
-            group.tensors[key] = kept if dtype != torch.bfloat16 else kept.to(dtype)
+            group.tensors[key] = torch.from_numpy(piece).to(dtype)
     return groups
 
 
@@ -249,10 +247,7 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
             tensors[key] = first.tensors[key]
             continue
         like = next(part.tensors[key] for part in parts if key in part.tensors)
-        values = [
-            _values(part, slice(0, len(part.completion_lengths)), spec, _array(like), _counts(part)) for part in parts
-        ]
-        tensors[key] = torch.from_numpy(np.concatenate([*itertools.chain(*values)])).to(like.dtype)
+        tensors[key] = _joined([(part, slice(0, len(part.completion_lengths))) for part in parts], spec, like)
     images = join_images(parts, fields)
     keys = _joined_keys(parts, images)
     prompts = [first.prompt_lengths] if shared else [_prompt_lengths(part) for part in parts]
@@ -272,8 +267,7 @@ def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
         if spec.layout == "prompt" and shared:
             tensors[key] = tensor
             continue
-        values = [_values(group, slice(row, row + 1), spec, _array(tensor), _counts(group)) for row in rows]
-        tensors[key] = torch.from_numpy(np.concatenate([*itertools.chain(*values)])).to(tensor.dtype)
+        tensors[key] = _joined([(group, slice(row, row + 1)) for row in rows], spec, tensor)
     images = take_images(group, rows, fields)
     return Group(
         tensors | images,
@@ -281,6 +275,12 @@ def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
         group.prompt_lengths if shared else group.prompt_lengths[index],
         group.completion_lengths[index],
     )
+
+
+def _joined(parts: Iterable[tuple[Group, slice]], spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
+    """Return one field's values of some rows of groups, with the dtype of `like`."""
+    values = [_values(group, rows, spec, _array(like), _counts(group)) for group, rows in parts]
+    return torch.from_numpy(np.concatenate([*itertools.chain(*values)])).to(like.dtype)
 
 
 def _joined_keys(parts: Sequence[Group], images: Mapping[str, torch.Tensor]) -> frozenset[str]:
@@ -395,7 +395,7 @@ def compose(
             target[positions] = flat
         else:
             target[positions] = spec.implied or 0
-        composed[key] = widened if widened.dtype != torch.bfloat16 else torch.from_numpy(out).to(widened)
+        composed[key] = torch.from_numpy(out).to(widened.dtype)
     return composed | compose_images(batch, fields, placements)
 
 
