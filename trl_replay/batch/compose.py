@@ -170,15 +170,13 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
         flat = values[places] if spec.layout == "row" else values.reshape(-1)[real[spec.layout]]
         if spec.implied is not None and (flat == spec.implied).all():
             continue
-        dtype = getattr(torch, spec.dtype) if spec.dtype else batch[key].dtype
+        kept = torch.from_numpy(flat).to(getattr(torch, spec.dtype) if spec.dtype else batch[key].dtype)
         stops = lengths[spec.layout].cumsum()[ends - 1].tolist()
         for group, begin, end in zip(groups, [0, *stops[:-1]], stops, strict=True):
-            piece = flat[begin:end]
-            if key not in group.keys or (spec.implied is not None and (piece == spec.implied).all()):
+            if key not in group.keys or (spec.implied is not None and (flat[begin:end] == spec.implied).all()):
                 continue
-            if spec.layout == "prompt" and _has_one_prompt(group):
-                piece = piece[: group.prompt_lengths[0]]
-            group.tensors[key] = torch.from_numpy(piece).to(dtype)
+            is_shared = spec.layout == "prompt" and _has_one_prompt(group)
+            group.tensors[key] = kept[begin : begin + int(group.prompt_lengths[0]) if is_shared else end]
     return groups
 
 
