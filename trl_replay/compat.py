@@ -3,26 +3,30 @@ reason."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
 import math
 import os
+import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from . import built_in
-from .base.code import code_of
 from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
 from .data.types import Ints
@@ -210,11 +214,73 @@ def reward_setup(trainer: Any) -> RewardSetup:
     return RewardSetup(weights, str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
 
 
+_SOURCES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def source_of(function: Any) -> str:
+    """A hash of a reward function's source, and of all that it names of its module, in turn: of an object that of its
+    class, of a reward model its class's name. Comments do not count, and no value does: not what a variable or an
+    attribute holds. It is read once an object."""
+    while isinstance(function, partial | MethodType):
+        function = function.func if isinstance(function, partial) else function.__func__
+    if hasattr(function, "named_parameters"):
+        return str(type(function).__qualname__)
+    one = inspect.unwrap(function) if isinstance(function, FunctionType | type) else type(function)
+    if one not in _SOURCES:
+        _SOURCES[one] = hashlib.sha256("\0".join(_sources(one)).encode()).hexdigest()[:16]
+    return _SOURCES[one]
+
+
+def _sources(one: Any) -> Iterator[str]:
+    """The source of a function or class, with that of a function around it, and of what its module defines of the
+    names in it."""
+    module = sys.modules.get(one.__module__)
+    defined = _definitions(module)
+    seen = set[str]()
+    due: list[ast.AST] = [_parsed(one)]
+    names = {one.__qualname__.partition(".")[0]}
+    yield one.__qualname__
+    while due:
+        tree = due.pop()
+        yield ast.unparse(tree)
+        names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        for name in sorted(names - seen):
+            found = getattr(module, name, None)
+            is_here = isinstance(found, FunctionType | type) and found.__module__ == one.__module__
+            due += defined.get(name) or ([_parsed(found)] if is_here else [])
+        seen |= names
+
+
+def _definitions(module: Any) -> Mapping[str, Sequence[ast.AST]]:
+    """The statements of a module's file that give a name its value."""
+    found = defaultdict[str, list[ast.AST]](list)
+    for statement in _parsed(module).body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[statement.name].append(statement)
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found[node.id].append(statement)
+    return found
+
+
+def _parsed(one: Any) -> ast.Module:
+    """What was written of a module, class, or function; nothing of what was compiled, or typed into a shell."""
+    try:
+        source = textwrap.dedent(inspect.getsource(one))
+    except (OSError, TypeError):
+        return ast.Module([], [])
+    try:
+        return ast.parse(source)
+    except SyntaxError:  # a lambda among other arguments
+        return ast.Module([ast.Expr(ast.Constant(source))], [])
+
+
 def reward_rule(trainer: Any) -> RewardRule:
-    """Return what gives the trainer's completions their rewards and advantages now; of a reward model, its class."""
+    """Return what gives the trainer's completions their rewards and advantages now."""
     return RewardRule(
         functions=tuple(trainer.reward_func_names),
-        code=tuple(map(code_of, getattr(trainer, "reward_funcs", None) or ())),
+        sources=tuple(map(source_of, getattr(trainer, "reward_funcs", None) or ())),
         weights=tuple(trainer.reward_weights.tolist()),
         scale=str(trainer.scale_rewards),
         aggregation=str(trainer.multi_objective_aggregation),

@@ -1,6 +1,9 @@
 """Rewards that change while the buffer lives: stored groups are valid under the rule that scored them."""
 
+import importlib.util
 import json
+import linecache
+import sys
 import warnings
 
 import numpy as np
@@ -10,11 +13,9 @@ from scenarios import train
 from support import DEAD, HALF, LIVE, Act, Rewards
 
 import trl_replay
-from trl_replay import ReplayError
-from trl_replay.base.code import names_of
+from trl_replay import ReplayError, compat
 from trl_replay.buffer.replay_buffer import MANY_RULES, OTHER_RULE, RULE_CHANGED
 from trl_replay.checkpoint import format as saved
-from trl_replay.compat import reward_rule
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_trainer
 
@@ -43,15 +44,11 @@ def name(session):
     session.trainer.reward_func_names[0] = "other"
 
 
-def attribute(session):
-    session.trainer.reward_funcs[0].threshold = 0.5
-
-
 def another(session):
     session.trainer.reward_funcs[1] = lambda completions, **_: [0.0, 1.0] * (len(completions) // 2)
 
 
-@pytest.mark.parametrize("change", [weigh(0.0, 3.0), scale, name, attribute, another])
+@pytest.mark.parametrize("change", [weigh(0.0, 3.0), scale, name, another])
 def test_153_groups_that_another_rule_scored_leave_and_those_that_wait_are_refused(tmp_path, change):
     given = {"rewards": functions(), "at": {2: change}}
     with pytest.warns(UserWarning, match=RULE_CHANGED) as caught:
@@ -102,25 +99,50 @@ def test_153_resumed_with_other_rewards_entries_leave(tmp_path, change):
     assert run.reasons[LEFT] == (0 if change == "nothing" else 3)
 
 
-def graded(completions, **_):
-    return [float(helped(text)) for text in completions]
+EDITED = """
+LEAST = 0
 
-
-def helped(text):
+def helper(text):
     return len(text) % 3
 
+def graded(completions, **_):
+    return [float(helper(text) + (len(text) > 100 + LEAST)) for text in completions]
 
-def mended(text):
-    return len(text) % 2
+def unrelated():
+    return 1
+"""
 
 
+def written(folder, source):
+    """A reward function of a module, as a new process imports it."""
+    path = folder / "rewards.py"
+    path.write_text(source)
+    linecache.checkcache()
+    spec = importlib.util.spec_from_file_location("rewards_of_a_user", path)
+    module = sys.modules["rewards_of_a_user"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.graded
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "leaves"),
+    [
+        ("% 3", "% 2", True),
+        ("LEAST = 0", "LEAST = 1", True),
+        ("> 100", "> 101", True),
+        ("return 1", "return 2", False),
+        ("% 3", "% 3  # a comment", False),
+    ],
+)
 @pytest.mark.generates
-def test_153_a_mended_function_of_the_same_name_is_told_when_training_resumes(tmp_path, monkeypatch):
-    train(tmp_path / "a", rewards=graded, **SAVES)
-    monkeypatch.setitem(globals(), "helped", mended)
-    with pytest.warns(UserWarning, match="the code or an attribute of 'graded'"):
-        run = train(tmp_path / "b", rewards=graded, max_steps=3, resume=str(tmp_path / "a" / "checkpoint-2"))
-    assert (run.table.update >= 2).all()
+def test_153_an_edited_reward_file_is_told_when_training_resumes(tmp_path, old, new, leaves):
+    train(tmp_path / "a", rewards=written(tmp_path, EDITED), **SAVES)
+    rewards = written(tmp_path, EDITED.replace(old, new))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = train(tmp_path / "b", rewards=rewards, max_steps=3, resume=str(tmp_path / "a" / "checkpoint-2"))
+    assert (run.table.update < 2).any() != leaves
+    assert any("the source of 'graded'" in str(one.message) for one in caught) == leaves
 
 
 def test_a_function_replaced_in_a_callback_empties_the_buffer(tmp_path):
@@ -137,68 +159,144 @@ def test_a_function_replaced_in_a_callback_empties_the_buffer(tmp_path):
     assert len(run.session.buffer) == 0
 
 
-class Graded:
-    """A reward that is an object, and counts its calls."""
+CALLS = 0
+WORDS = ("a", "7")
 
-    limit = 3
-    __name__ = "graded"
 
-    def __init__(self):
-        self.calls, self.shift = 0, 0
+def log():
+    global CALLS
+    CALLS += 1
+
+
+def with_a_helper_that_counts(completions, **_):
+    log()
+    return [float(any(word in text for word in WORDS) + CALLS % 1) for text in completions]
+
+
+def with_a_closure_that_counts():
+    calls = 0
+
+    def tick():
+        nonlocal calls
+        calls += 1
+
+    def reward(completions, **_):
+        tick()
+        return [float("a" in text or "7" in text) for text in completions]
+
+    return reward
+
+
+class WithAttributes:
+    """A reward that is an object, writes its attributes by name, and has one that a callback writes."""
+
+    __name__ = "with_attributes"
+    step = 0
 
     def __call__(self, completions, **_):
-        self.calls += 1
-        return [float((len(text) + self.shift + index) % self.limit) for index, text in enumerate(completions)]
+        setattr(self, "calls", getattr(self, "calls", 0) + 1)  # noqa: B010
+        return [float("a" in text or "7" in text) for text in completions]
 
 
-def of_object(session):
-    session.trainer.reward_funcs[0].shift = 1
+def takes_a_step(session):
+    session.trainer.reward_funcs[0].step += 1
 
 
-def of_class(session):
-    Graded.limit = 4
-
-
-@pytest.mark.parametrize("change", [None, of_object, of_class])
-def test_an_attribute_that_others_set_is_part_of_the_rule_and_what_the_code_writes_is_not(
-    tmp_path, change, monkeypatch
-):
-    monkeypatch.setattr(Graded, "limit", 3)
-    rewards = Graded()
-    run = train(tmp_path, rewards=rewards, at={3: change} if change else None, max_steps=5, **CHOSEN)
-    assert rewards.calls == 5
-    assert (run.table.update >= 3).all() == (change is not None)
-    assert bool(run.reasons[LEFT]) == (change is not None)
-
-
-DOCUMENTED = """def graded(completions, **_):
-    {docstring}
-    {local} = [float(len(text) % 3) for text in completions]
-    return {local}
-"""
-
-
-def compiled(docstring, local):
-    names = {"__name__": "rewards"}
-    exec(DOCUMENTED.format(docstring=docstring, local=local), names)
-    return names["graded"]
-
-
-def test_a_docstring_or_a_local_variables_name_changed_in_a_reward_function_empties_no_buffer(tmp_path):
-    def edit(session):
-        session.trainer.reward_funcs[0] = compiled('"""Longer than three."""', "scores")
-
-    run = train(tmp_path, rewards=compiled("", "found"), at={2: edit}, max_steps=4, **CHOSEN)
+@pytest.mark.parametrize("made", [lambda: with_a_helper_that_counts, with_a_closure_that_counts, WithAttributes])
+@pytest.mark.generates
+def test_what_a_reward_functions_variables_and_attributes_hold_is_no_part_of_the_rule(tmp_path, made):
+    rewards = made()
+    at = dict.fromkeys(range(1, 6), takes_a_step) if made is WithAttributes else {}
+    run = train(tmp_path, rewards=rewards, at=at, max_steps=6, **CHOSEN)
     assert run.reasons[LEFT] == 0
-    assert (run.table.update < 2).any()
+    assert run.counters["replaced"] > 0
 
 
-def test_a_look_reads_a_functions_code_once(tmp_path):
-    trainer = make_trainer(tmp_path, [*functions(), graded])
-    then = reward_rule(trainer)
-    read = names_of.cache_info().misses
-    assert not then.changes(reward_rule(trainer))
-    assert names_of.cache_info().misses == read
+def test_a_reward_functions_source_is_read_once(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(compat, "_sources", lambda one: read.append(one) or ["source"])
+    compat._SOURCES.clear()
+    trainer = make_trainer(tmp_path, [*functions(), with_a_helper_that_counts])
+    then = compat.reward_rule(trainer)
+    assert not then.changes(compat.reward_rule(trainer))
+    assert read == [Rewards, with_a_helper_that_counts]
+
+
+def give(*rewards, weights):
+    """Puts other reward functions in the place of a trainer's."""
+
+    def change(session):
+        trainer = session.trainer
+        trainer.reward_funcs = list(rewards)
+        trainer.reward_func_names = [one.__name__ for one in rewards]
+        trainer.reward_processing_classes = [None] * len(rewards)
+        trainer.reward_weights = torch.tensor(weights)
+
+    return change
+
+
+def a(completions, **_):
+    return [float("a" in text) for text in completions]
+
+
+def b(completions, **_):
+    return [float("b" in text) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counts"),
+    [([a], [b], None), ([a], [a, b], None), ([a, b], [b], None), ([a, b], [b], "b"), ([a, b], [b, a], "b")],
+)
+def test_reward_functions_replaced_within_a_run_count_by_name(tmp_path, before, after, counts):
+    """Scripted, so that each function's rewards differ from the other's; mixed groups have advantages by hand."""
+    script = {"a": FIRST, "b": SECOND}
+    made = {name: Rewards(*(script[name] * 5), name=name) for name in script}
+    weights = [1.0, 0.5]
+    change = give(*(made[one.__name__] for one in after), weights=weights[: len(after)])
+    run = train(
+        tmp_path, rewards=[made[one.__name__] for one in before], at={2: change}, max_steps=8, scale_rewards="none",
+        reward_weights=weights[: len(before)], replay_reward=counts,
+    )  # fmt: skip
+    table = run.table
+    assert run.reasons[LEFT] > 0
+    assert len(table) > 0
+    assert (table.update >= 2).all()
+    assert table.row_rewards.shape[2] == len(after)
+    totals = (table.row_rewards * np.array(weights[: len(after)])).sum(axis=2)
+    np.testing.assert_allclose(table.row_advantage, totals - totals.mean(axis=1, keepdims=True), atol=1e-5)
+    assert table.counting == ([one.__name__ for one in after].index(counts) if counts else None)
+    assert run.counters["replaced"] > 0
+
+
+def test_a_function_that_counts_and_is_gone_ends_training(tmp_path):
+    made = functions()
+    with pytest.raises(ReplayError, match=r"replay_reward='accuracy' names none of this trainer's reward functions"):
+        train(tmp_path, rewards=made, at={2: give(made[0], weights=[1.0])}, max_steps=4, replay_reward="accuracy")
+
+
+def test_what_a_success_is_has_to_be_seen_anew_under_another_rule(tmp_path):
+    """Rewards of 0 and 1, then of 0 and 2: by the old values the higher one would not be known."""
+
+    def double(session):
+        session.trainer.reward_weights.fill_(2.0)
+
+    run = train(tmp_path, *[[LIVE, DEAD, HALF]] * 5, at={3: double}, max_steps=5, replay_retire_passes=4)
+    success = run.session.components.success
+    assert success.values == [0.0, 2.0]
+    assert success.least == 1.0
+
+
+def test_groups_are_stored_again_after_a_run_went_back_to_a_checkpoint_of_another_rule(tmp_path):
+    change = {3: weigh(3.0)}
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    run = train(tmp_path, *[[LIVE, HALF, DEAD]] * 4, at=change, max_steps=4, **saves)
+    trainer = run.trainer
+    trainer.reward_weights.fill_(1.0)
+    trainer.args.max_steps = 6
+    before = run.reasons[f"a group was refused: {OTHER_RULE}"]
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert run.reasons[f"a group was refused: {OTHER_RULE}"] == before
+    assert (run.table.update >= 3).any()
 
 
 ADDED = [{"prompt": "1=", "completion": text, "reward": float(index)} for index, text in enumerate("abcd")]
@@ -289,14 +387,6 @@ def second_run(folder, rewards, file, **settings):
     return trainer, session, drawn
 
 
-def a(completions, **_):
-    return [float("a" in text) for text in completions]
-
-
-def b(completions, **_):
-    return [float("b" in text) for text in completions]
-
-
 NAMED = [
     {"prompt": prompt, "completion": text, "reward/a": float("a" in text), "reward/b": float("b" in text)}
     for prompt in ("1=", "12=", "123+4=", "3=")
@@ -345,13 +435,17 @@ def test_a_plugin_that_shapes_advantages_shapes_a_files_groups_before_and_after_
     assert found[1].tolist() == [after] * 4
 
 
-@pytest.mark.parametrize("functions", [[a, b], [b], [a, b, graded]])
+def by_length(completions, **_):
+    return [float(len(text) % 3) for text in completions]
+
+
+@pytest.mark.parametrize("functions", [[a, b], [b], [a, b, by_length]])
 def test_a_second_run_resumed_under_another_rule_trains_on_no_repeated_batch(tmp_path, file, functions):
     saves = {"save_strategy": "steps", "save_steps": 4}
     second_run(tmp_path / "a", [a, b], file, reward_weights=[1.0, 0.0], **saves)[0].train()
-    if graded in functions:
+    if by_length in functions:
         path = file.with_name("second.jsonl")
-        path.write_text("\n".join(json.dumps({**row, "reward/graded": 0.0}) for row in NAMED))
+        path.write_text("\n".join(json.dumps({**row, "reward/by_length": 0.0}) for row in NAMED))
         file = path
     weights = [float(function is b) for function in functions]
     trainer, session, drawn = second_run(tmp_path / "b", functions, file, reward_weights=weights)
@@ -372,6 +466,13 @@ def test_a_second_run_without_a_file_to_read_again_is_refused_under_another_rule
 
 
 def test_153_clear_from_a_callback_leaves_nothing_of_before(tmp_path):
-    table = train(tmp_path, rewards=functions(), at={2: lambda session: session.clear()}).table
+    found = []
+
+    def clear(session):
+        session.clear()
+        found.append(session.components.success.values)
+
+    table = train(tmp_path, rewards=functions(), at={2: clear}).table
     assert len(table) > 0
     assert (table.update >= 2).all()
+    assert found == [[]], "what a success is has to be seen anew"

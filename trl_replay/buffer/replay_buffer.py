@@ -84,7 +84,7 @@ class ReplayBuffer:
         totals ([`Totals`]): Counters and metrics, which strategies may read.
         prompts ([`PromptTable`], *optional*): The prompts generated for so far, which strategies may read.
         serial (`int`): The next group's serial number.
-        rule ([`RewardRule`], *optional*): The reward rule that scored its entries.
+        rule ([`RewardRule`]): The reward rule that scored its entries.
         scored_from (`int`): The first serial number of a group that this rule has scored.
         warmed (`bool`): Whether it was filled from `replay_warm_start`.
 
@@ -93,7 +93,7 @@ class ReplayBuffer:
         rules ([`Rules`], *optional*): Those of the default strategies, if not given.
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
         size (`int`): Rows of a group.
-        functions (`int`): Reward functions.
+        rule ([`RewardRule`], *optional*): The reward rule that scores its groups; of one function, if not given.
         seed (`int`): Of its generators.
     """
 
@@ -103,7 +103,7 @@ class ReplayBuffer:
         rules: Rules | None = None,
         max_bytes: int | None = None,
         size: int = 8,
-        functions: int = 1,
+        rule: RewardRule | None = None,
         seed: int = 0,
         prompts: PromptTable | None = None,
     ) -> None:
@@ -113,13 +113,13 @@ class ReplayBuffer:
         self.totals = Totals()
         self.prompts = prompts
         self.serial, self.warmed = 0, False
-        self.rule: RewardRule | None = None
         self.scored_from = 0
         self._rules = 0
         self.ended: Counter[str] = Counter()
         """Entries that a limit has ended since this process began, by the limit."""
         self.size = size
-        self._store = Store(capacity, max_bytes, size, functions)
+        self._store = Store(capacity, max_bytes, size)
+        self._score_by(rule or RewardRule.plain())
 
     def __len__(self) -> int:
         return len(self._store)
@@ -155,35 +155,43 @@ class ReplayBuffer:
         self.generators = Generators(seed)
 
     def clear(self) -> None:
-        """Forget every entry. Groups noted but not yet settled are still stored later."""
+        """Forget every entry, and what a success was seen to be. Groups noted but not yet settled are still stored
+        later."""
+        self.rules.success.begin_anew(self.rules.success.of)
         self._store.forget(np.arange(len(self)))
 
-    def rule_changes(self, rule: RewardRule) -> list[str]:
-        """Describe how this reward rule differs from the one that scored the entries; nothing if it is the same."""
-        return [] if self.rule is None else self.rule.changes(rule)
-
-    def score_by(self, rule: RewardRule, changes: Sequence[str] | None, tally: Tally, tells: bool = True) -> None:
-        """Groups are scored by this rule from now on. If it is another one than that of the entries, they leave, and
-        groups numbered before are refused.
+    def score_by(self, rule: RewardRule, changes: Sequence[str], tally: Tally, tells: bool = True) -> None:
+        """Groups are scored by another rule from now on: those stored leave, those numbered before are refused, and
+        what a success is has to be seen anew.
 
         Args:
             rule ([`RewardRule`]): The trainer's, on this process.
-            changes (`Sequence[str]`, *optional*): What is different on the first of the processes that decide
-                together, in words; None if nothing is.
+            changes (`Sequence[str]`): What is different on the first of the processes that decide together, in words;
+                if nothing is, nothing happens.
             tally ([`Tally`]): Counts the entries.
             tells (`bool`): Whether this process warns.
+
+        Raises:
+            ConfigurationError: It has no function of the name `replay_reward`.
         """
-        self.rule = rule
-        if changes is None or not self.serial:
+        if not changes:
+            return
+        tally.retire(len(self), OTHER_RULE)
+        self.clear()
+        self._score_by(rule)
+        if not self.serial:
             return
         self.scored_from = self.serial
         self.warmed = False
-        tally.retire(len(self), OTHER_RULE)
-        self.clear()
         self._rules += 1
         if tells and self._rules in (1, MANY_RULES):
             told = "; ".join(changes)
             warnings.warn(f"{RULE_CHANGED} ({told})." + (SCHEDULED if self._rules == MANY_RULES else ""), stacklevel=2)
+
+    def _score_by(self, rule: RewardRule) -> None:
+        self.table.score_by(rule, self.rules.reward)
+        self.rules.success.begin_anew(rule.in_words(self.rules.reward))
+        self.rule = rule
 
     def take_serials(self, count: int) -> range:
         """Take serial numbers for `count` groups, which no other group gets."""
@@ -488,7 +496,7 @@ class ReplayBuffer:
         """
         self.clock.update, self.serial, self.warmed = state["update"], state["serial"], state["warmed"]
         self.generators.load_state_dict(state["generators"], shared=shared, local=own)
-        self.rule = None if state["reward_rule"] is None else RewardRule.of(state["reward_rule"])
+        self.rule, self.scored_from = RewardRule.of(state["reward_rule"]), 0
         self.rules.load_state_dict(state["strategies"])
         self._store.load_state_dict(state)
 

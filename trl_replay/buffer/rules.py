@@ -147,6 +147,7 @@ class Rules:
         hooks ([`CheckedHooks`]): Scorer, evictor, and sampler, and the plugins next to them.
         limiter ([`RateLimiter`]): How many slots replay may fill.
         success ([`Success`]): What passes.
+        reward (`str`, *optional*): The reward function that counts (`replay_reward`); None for the weighted sum.
         max_age (`int`, *optional*): Updates since generation after which an entry leaves.
         max_uses (`int`, *optional*): Replays after which an entry leaves.
         retire_passes (`int`, *optional*): So many passes of a group solve its prompt (`replay_retire_passes`).
@@ -159,6 +160,7 @@ class Rules:
     hooks: CheckedHooks
     limiter: RateLimiter = field(default_factory=RateLimiter)
     success: Success = field(default_factory=Success)
+    reward: str | None = None
     max_age: int | None = None
     max_uses: int | None = None
     retire_passes: int | None = None

@@ -28,10 +28,10 @@ class Store:
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
     """
 
-    def __init__(self, capacity: int, max_bytes: int | None = None, size: int = 1, functions: int = 1) -> None:
+    def __init__(self, capacity: int, max_bytes: int | None = None, size: int = 1) -> None:
         self.capacity = capacity
         self.max_bytes = max_bytes
-        self.table = Table.empty(size, functions)
+        self.table = Table.empty(size)
         self._keysets: list[frozenset[str]] = []
         self._kinds: dict[Kind, Kind] = {}  # one object for all entries of a kind
         self._kind_of: list[Kind | None] = []  # by row of the table, as the payload

@@ -221,7 +221,7 @@ class RankPart:
             self._apply_own(mine)
         else:
             self._apply_resharded(states, mine)
-        self._buffer.score_by(rule, changes or None, tally, tells=self._rank == 0)
+        self._buffer.score_by(rule, changes, tally, tells=self._rank == 0)
         self._buffer.totals.add(tally, batches=0)
         self._session.resumed(mine.session)
         self._forget_longer(mine)  # of candidates that other ranks left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.code import differs
+from ..errors import ConfigurationError
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -46,8 +47,8 @@ class RewardRule(NamedTuple):
 
     functions: tuple[str, ...]
     """Names of the reward functions."""
-    code: tuple[str, ...]
-    """Hashes of their code and of numbers and texts among their attributes, where they can be seen."""
+    sources: tuple[str, ...]
+    """Hashes of their sources, where they can be seen."""
     weights: tuple[float, ...]
     """Of their rewards."""
     scale: str
@@ -56,10 +57,48 @@ class RewardRule(NamedTuple):
     """`multi_objective_aggregation`."""
 
     @classmethod
+    def plain(cls) -> RewardRule:
+        """Return that of a buffer without a trainer: one function."""
+        return cls(("reward",), (), (1.0,), "group", "sum_then_normalize")
+
+    @classmethod
     def of(cls, state: Sequence[Any]) -> RewardRule:
         """Return what a checkpoint has kept, as JSON does."""
-        functions, code, weights, scale, aggregation = state
-        return cls(tuple(functions), tuple(code), tuple(weights), scale, aggregation)
+        functions, sources, weights, scale, aggregation = state
+        return cls(tuple(functions), tuple(sources), tuple(weights), scale, aggregation)
+
+    def number_of(self, name: str | None) -> int | None:
+        """Return the number of the reward function that counts (`replay_reward`); None for the weighted sum of all.
+
+        Raises:
+            ConfigurationError: There is none of that name, or several; or its weight is below 0.
+        """
+        if name is None:
+            return None
+        known = list(self.functions)
+        if known.count(name) != 1:
+            single = [repr(one) for one in known if known.count(one) == 1]
+            remedy = f"give one of {', '.join(single)}" if single else "give each a `__name__` of its own"
+            near = difflib.get_close_matches(name.removeprefix("rewards/").removesuffix("/mean"), known, n=1)
+            if near and not known.count(name):
+                remedy = f"Did you mean {near[0]!r}? Else {remedy}"
+            raise ConfigurationError(
+                f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: "
+                f"{remedy}, or leave it out for their weighted sum."
+            )
+        weight = self.weights[known.index(name)]
+        if weight < 0:
+            raise ConfigurationError(
+                f"replay_reward={name!r} names a reward function of weight {weight:g}: its higher values are worse, "
+                "and can't tell what a success is. Name one of positive weight, or let the function return negative "
+                "values."
+            )
+        return known.index(name)
+
+    def in_words(self, name: str | None) -> str:
+        """Return the reward that counts: `name`, or the weighted sum."""
+        parts = zip(self.weights, self.functions, strict=True)
+        return name or " + ".join(one if weight == 1 else f"{weight:g} × {one}" for weight, one in parts)
 
     def changes(self, now: RewardRule) -> list[str]:
         """Describe what is different now; nothing if both make the same advantages of the same completions."""
@@ -71,8 +110,9 @@ class RewardRule(NamedTuple):
         }
         told = [f"{name} {_told(then)} → {_told(today)}" for name, (then, today) in pairs.items() if then != today]
         if self.functions == now.functions:
-            codes = zip(self.functions, self.code, now.code, strict=False)  # there is none of an environment's rewards
-            told += [f"the code or an attribute of {name!r}" for name, then, today in codes if differs(then, today)]
+            # there is none of an environment's rewards
+            sources = zip(self.functions, self.sources, now.sources, strict=False)
+            told += [f"the source of {name!r}" for name, then, today in sources if then != today]
         return told
 
 

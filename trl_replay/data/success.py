@@ -58,9 +58,8 @@ class Success:
         del self.noise[KEPT - 1 : -1]
 
     def begin_anew(self, of: str) -> None:
-        """Forget the values, if they are of another reward than now, in words."""
-        if of != self.of:
-            self.of, self.values, self.noise = of, [], []
+        """Forget the values: they are of another reward than now, in words."""
+        self.of, self.values, self.noise = of, [], []
 
     @property
     def is_graded(self) -> bool:

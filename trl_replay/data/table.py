@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError, ReplayError
-from .rewards import weighted_rewards
+from .rewards import RewardRule, weighted_rewards
 
 COLUMNS: dict[str, Any] = {
     "serial": np.int64,  # unique, grows in the order of generation
@@ -98,6 +98,21 @@ class Table:
             columns[name] = np.zeros(shape, dtype)
         columns |= {name: np.zeros(0, np.int32) for name in (NUMBER, PLACE)}
         return cls(columns, np.ones(functions))
+
+    def score_by(self, rule: RewardRule, counts: str | None) -> None:
+        """Entries to come are scored by this rule; there are none.
+
+        Args:
+            rule ([`RewardRule`]): This.
+            counts (`str`, *optional*): `replay_reward`.
+
+        Raises:
+            ConfigurationError: It has no function of that name.
+        """
+        self.counting, self.reward_weights = rule.number_of(counts), np.array(rule.weights)
+        size = self._columns["row_rewards"].shape[1]
+        self._columns["row_rewards"] = np.zeros((0, size, len(rule.functions)), np.float32)
+        self._row_bytes = 0
 
     def __len__(self) -> int:
         return self._length

@@ -17,7 +17,6 @@ from ..batch.group_view import rewards_of_batch, view
 from ..data.success import Success
 from ..data.types import Batch, Bools, Floats, Groups, Ints
 from ..distributed.row_layout import RowLayout
-from ..setup.assembly import rewards_in_words
 from ..setup.settings import Components, Settings
 
 
@@ -122,9 +121,6 @@ class Judge:
     def groups_of(self, rows: RowLayout, scored: torch.Tensor, setup: compat.RewardSetup) -> Groups:
         """Return the groups that the scope shares, with advantages as plugins shape them."""
         table, update = self._buffer.table, self._buffer.clock.update
-        if not np.array_equal(table.reward_weights, setup.weights):
-            table.reward_weights = setup.weights
-            self._success.begin_anew(rewards_in_words(self._trainer(), table.counting))
         groups = view(rows.columns, scored, setup, rows.size, update, table.counting, self._success)
         return self._shape(groups)
 

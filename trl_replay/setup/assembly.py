@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -52,20 +51,20 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
         _refuse_inexact_token_weights(trainer, settings, made["correction"])
     weigh = _weights(settings, made)
     size = trainer.num_generations
-    functions = len(trainer.reward_func_names)
-    counting = _counting(trainer, config.replay_reward)
+    rule = compat.reward_rule(trainer)
     mixes_rows = not getattr(made["mixer"], "takes_whole_groups", False)
     records = _records(settings, made["selector"])
     if room.groups:
-        stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device, loss.token_weights)
+        stage = Rehearsal(size, len(rule.functions), room.groups, trainer.accelerator.device, loss.token_weights)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
-    success = Success(config.replay_pass_reward, rewards_in_words(trainer, counting))
+    success = Success(config.replay_pass_reward, rule.in_words(config.replay_reward))
     by_setting = treatments(config.replay_unfilled, config.replay_kl, success)
     hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
     rules = Rules(
         hooks=hooks,
         limiter=RateLimiter(RateLimits(config.replay_start, config.replay_max_fraction)),
         success=success,
+        reward=config.replay_reward,
         max_age=config.replay_max_age,
         max_uses=config.replay_max_uses,
         retire_passes=config.replay_retire_passes,
@@ -75,10 +74,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
         stateful={kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)},
     )
     prompts = PromptTable() if settings.chooses_prompts else None
-    buffer = ReplayBuffer(room.groups, rules, room.nbytes, size, functions, room.seed, prompts)
-    buffer.rule = compat.reward_rule(trainer)
-    buffer.table.reward_weights = compat.reward_setup(trainer).weights
-    buffer.table.counting = counting
+    buffer = ReplayBuffer(room.groups, rules, room.nbytes, size, rule, room.seed, prompts)
     return Components(
         settings=settings,
         buffer=buffer,
@@ -103,45 +99,6 @@ def of_loss(trainer: Any, settings: Settings) -> OfLoss:
         Bounds(form),
         compat.allows_token_weights(trainer),
         trainer.pad_to_multiple_of,
-    )
-
-
-def _counting(trainer: Any, name: str | None) -> int | None:
-    """The number of the reward function that counts.
-
-    Raises:
-        ConfigurationError: The trainer has none of that name, or several; or its weight is below 0.
-    """
-    if name is None:
-        return None
-    known = list(trainer.reward_func_names)
-    if known.count(name) != 1:
-        single = [repr(one) for one in known if known.count(one) == 1]
-        remedy = f"give one of {', '.join(single)}" if single else "give each a `__name__` of its own"
-        near = difflib.get_close_matches(name.removeprefix("rewards/").removesuffix("/mean"), known, n=1)
-        if near and not known.count(name):
-            remedy = f"Did you mean {near[0]!r}? Else {remedy}"
-        raise ConfigurationError(
-            f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: "
-            f"{remedy}, or leave it out for their weighted sum."
-        )
-    weight = float(compat.reward_setup(trainer).weights[known.index(name)])
-    if weight < 0:
-        raise ConfigurationError(
-            f"replay_reward={name!r} names a reward function of weight {weight:g}: its higher values are worse, and "
-            "can't tell what a success is. Name one of positive weight, or let the function return negative values."
-        )
-    return known.index(name)
-
-
-def rewards_in_words(trainer: Any, counting: int | None) -> str:
-    """The reward that counts."""
-    names = list(trainer.reward_func_names)
-    if counting is not None:
-        return str(names[counting])
-    weights = compat.reward_setup(trainer).weights.tolist()
-    return " + ".join(
-        name if weight == 1 else f"{weight:g} × {name}" for weight, name in zip(weights, names, strict=True)
     )
 
 

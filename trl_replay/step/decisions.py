@@ -5,18 +5,16 @@ On processes that share a buffer the columns and the private generator are the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..batch.candidates import Candidate, PendingGroups
-from ..batch.group_view import RULE
 from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally
 from ..data.plan import EMPTY, Plan
-from ..data.rewards import RewardRule
 from ..data.types import Bools, Groups, Ints
 from ..distributed.row_layout import Admitted, Decision, RowLayout
 from ..loss.inserted import Handshake
@@ -41,39 +39,26 @@ class Decisions:
         components ([`Components`]): Of the buffer only the table changes here; payload moves later.
         handshake ([`Handshake`]): Whether the seam has been seen to work.
         settings ([`Settings`]): Limits.
-        reward_rule (`Callable`): Gives the trainer's of now.
 
     Attributes:
         mixing ([`Mixing`]): Decides what rows train with.
     """
 
-    def __init__(
-        self, components: Components, handshake: Handshake, settings: Settings, reward_rule: Callable[[], RewardRule]
-    ) -> None:
+    def __init__(self, components: Components, handshake: Handshake, settings: Settings) -> None:
         self._buffer = components.buffer
         self._hooks = components.hooks
         self._success = components.success
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
         self.mixing = Mixing(components, settings)
-        self._reward_rule = reward_rule
-        self._rule: RewardRule  # as of the last look
-        self._changes: list[str] = []
         self._handshake = handshake
         self._context = components.buffer.context
         self._settings = settings
 
-    def has_other_rule(self) -> bool:
-        """Look at the reward rule: does another one score now than has scored the entries?"""
-        self._rule = self._reward_rule()
-        self._changes = self._buffer.rule_changes(self._rule)
-        return bool(self._changes)
-
     def settle(
         self, pending: PendingGroups | None, rows: RowLayout, generations: Sequence[Groups], tally: Tally
     ) -> Admitted:
-        """Settle the last generation batch's candidates. If another reward rule scored them and the entries, as the
-        first of the processes that share the buffer has found, all of them leave.
+        """Settle the last generation batch's candidates.
 
         Args:
             pending ([`PendingGroups`], *optional*): These, if there are any.
@@ -81,8 +66,6 @@ class Decisions:
             generations (`Sequence[Groups]`): The groups of every generation of the batch at hand.
             tally ([`Tally`]): Counts what happens.
         """
-        changes = self._changes if int(rows.columns["changed"][0]) & RULE else None
-        self._buffer.score_by(self._rule, changes, tally, tells=rows.first == 0)
         tally.unread = self._settings.config.replay_warm_start is not None and not self._buffer.warmed
         solved = self._buffer.observe(generations, tally)
         usable, groups = ([], None) if pending is None else pending.admissible(rows.columns, tally)

@@ -119,7 +119,7 @@ class Step:
             trainer,
         )
         self.communicator = Communicator(components, int(trainer().accelerator.process_index))
-        self.decisions = Decisions(components, self.handshake, settings, lambda: compat.reward_rule(trainer()))
+        self.decisions = Decisions(components, self.handshake, settings)
         self.judge = Judge(trainer, settings, components, self.decisions.mixing.shape)
         self.rounds: Rounds | None = None
         if settings.acts and settings.chooses_prompts:
@@ -450,12 +450,20 @@ class Step:
         return self.carry.pop_candidates(), rows
 
     def _share_columns(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
-        changed = 0
+        changed, rule = 0, self._buffer.rule
+        changes: list[str] = []
         with self._components.errors.keeping():
-            changed = (REFERENCE * self.has_other_reference()) | (RULE * self.decisions.has_other_rule())
+            rule = compat.reward_rule(self._trainer())
+            changes = self._buffer.rule.changes(rule)
+            changed = (REFERENCE * self.has_other_reference()) | (RULE * bool(changes))
         rows = self.communicator.share(batch, count, pending, changed)
         if (rows.columns["changed"] & REFERENCE).any():
             self.forget_reference()
+        if int(rows.columns["changed"][0]) & RULE:  # as the first of the processes that share the buffer has found
+            tally = Tally()
+            with self._components.errors.keeping():
+                self._buffer.score_by(rule, changes or ["on another process"], tally, tells=rows.first == 0)
+            self._totals.add(tally, batches=0)
         return rows
 
     def _forget_longer(self) -> None:

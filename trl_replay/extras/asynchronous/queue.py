@@ -159,9 +159,9 @@ class ReplayQueue:
     def _look_at_rule(self) -> None:
         """Let stored groups leave that another reward rule scored, with those of their samples that wait here."""
         rule = compat.reward_rule(self._view)
-        changes = self._buffer.rule_changes(rule)
+        changes = self._buffer.rule.changes(rule)
         tally = Tally()
-        self._buffer.score_by(rule, changes or None, tally)
+        self._buffer.score_by(rule, changes, tally)
         if changes:
             self._line = deque(handed for handed in self._line if not handed.replayed)
             self._count(tally)

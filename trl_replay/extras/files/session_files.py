@@ -120,12 +120,12 @@ class Files:
                     "groups' file as replay_warm_start, which is read then, or add them in a callback's "
                     "on_train_begin."
                 )
-            changes: list[str] = self._buffer.rule_changes(rule)
+            changes: list[str] = self._buffer.rule.changes(rule)
             return _digest(groups), changes
 
         found = self._run(read)
         tells = trainer.accelerator.is_main_process
-        self._buffer.score_by(rule, found[0][1] or None, tally, tells)
+        self._buffer.score_by(rule, found[0][1], tally, tells)
         if len({digest for digest, _ in found}) > 1:
             raise ReplayError(
                 f"The processes read different groups from {name}: give all of them the same file or rows. Nothing "
