@@ -18,7 +18,6 @@ from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
 from trl_replay.base.arguments import Named
-from trl_replay.batch.compose import with_reference
 from trl_replay.data.types import Batch
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
 from trl_replay.session import Session
@@ -191,7 +190,7 @@ class Watch:
 
         def watched_fresh(generated, *others):
             fresh = fresh_batch(generated, *others)
-            batch = with_reference(fresh.batch, fresh.reference)
+            batch = fresh.batch
             batch = {**batch, "advantages": generated.batch["advantages"]}
             complete[:] = [batch]
             self.rewards.append(generated.scored.clone())

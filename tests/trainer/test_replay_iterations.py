@@ -8,7 +8,7 @@ from replaying import ITERATED as SCRIPT
 from replaying import ITERATING as REPLAY
 from replaying import Checked, build, check_losses, watched
 from scenarios import ENTROPY, FURTHER, KL, OF_REFERENCE, REFERRED, RIGHT, follow, train
-from support import DEAD, HALF, LIVE, Act, Rewards
+from support import DEAD, HALF, LIVE, Act, Rewards, Spy
 
 import trl_replay
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
@@ -33,7 +33,7 @@ def test_78_loss_and_gradient_of_every_iteration_are_those_by_hand_with(tmp_path
 def test_the_kl_term_counts_of_the_rows_that_are_asked_for(tmp_path, name):
     _, session = follow(tmp_path, name)
     stored = session.entry(int(session.buffer.table.serial[0]))
-    assert ("ref_per_token_logps" in session.buffer.load(stored.serial).keys) == ("of all rows" in name)
+    assert "ref_per_token_logps" in session.buffer.load(stored.serial).keys
 
 
 def referred(folder, **settings):
@@ -214,3 +214,24 @@ def test_what_does_not_go_together_is_refused_at_attach(tmp_path, trainer, setti
     made = make_trainer(tmp_path, Rewards(*SCRIPT), **trainer)
     with pytest.raises(trl_replay.RefusedError, match=words):
         trl_replay.attach(made, **{**REPLAY, **settings})
+
+
+@pytest.mark.parametrize("kl", ["all", "fresh", "all_wrong"])
+def test_a_replayed_row_stands_beside_the_reference_log_probs_of_its_own_tokens(tmp_path, kl):
+    """Whoever reads them: an override, a log. The tap alone takes rows out of the KL term."""
+    run = train(
+        tmp_path, [LIVE, HALF, LIVE], [DEAD, LIVE, RIGHT], [RIGHT, DEAD, DEAD], max_steps=4, beta=0.1, replay_kl=kl,
+        learning_rate=1e-2, trainer_class=Spy,
+    )  # fmt: skip
+    trainer, rows = run.trainer, 0
+    for _, out in run.steps:
+        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
+        mask = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
+        width = out["completion_ids"].size(1)
+        with torch.no_grad():
+            own = type(trainer)._get_per_token_logps_and_entropies(trainer, trainer.ref_model, ids, mask, width)[0]
+        off = (own - out["ref_per_token_logps"]).abs() * out["completion_mask"]
+        replayed = out[ROWS][:, 0] < 0
+        rows += int(replayed.sum())
+        assert off.max() < 1e-4
+    assert rows >= 8

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ..base.transfer import fetch
-from ..compat import REF_LOGPS
 from ..data.fields import ADVANTAGES, IMAGE_LAYOUTS, TOKEN_ADVANTAGES, TOKEN_TYPES, FieldSpec, FieldTable
 from ..data.types import Batch, Bools, Group, Ints, Placement
 from ..errors import BatchError
@@ -485,19 +484,3 @@ def _values(
         return [values]
     begin = int(lengths[: rows.start].sum())
     return [values[begin : begin + int(lengths[rows].sum())]]
-
-
-def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:
-    """Split off the reference log-probs: only fresh rows have them unless all KL terms count."""
-    if kl == "all" or REF_LOGPS not in batch:
-        return batch, None
-    rest = dict(batch)
-    return rest, rest.pop(REF_LOGPS)
-
-
-def with_reference(batch: Batch, reference: torch.Tensor | None) -> Batch:
-    """Return the batch with its fresh rows' reference log-probs, `(B, C)`, padded to the new width."""
-    if reference is None:
-        return batch
-    wider = batch["completion_ids"].size(1) - reference.size(1)
-    return {**batch, REF_LOGPS: functional.pad(reference, (0, wider))}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..batch.candidates import Block, PendingGroups
 from ..batch.group_view import AdvantageRule
@@ -32,8 +31,6 @@ class FreshBatch:
         rule ([`AdvantageRule`]): How TRL made advantages of its rewards.
         keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
         recorded ([`Block`], *optional*): Log-probs that are stored without being seen by the loss (`replay_record`).
-        reference (`(B, C)`, *optional*): The reference model's, taken out of the batch where not all rows' KL terms
-            count.
         logps_known (`bool`): Whether its log-probs are known before the loss sees its rows.
     """
 
@@ -47,7 +44,6 @@ class FreshBatch:
     rule: AdvantageRule
     keys: frozenset[str]
     recorded: Block | None
-    reference: torch.Tensor | None
     logps_known: bool
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from .. import compat
 from ..base.transfer import changes_in_place, fingerprint
 from ..batch.candidates import LONGER, STALE, Block, Candidate, PendingGroups, serials_of
-from ..batch.compose import padding, split_reference, with_reference
+from ..batch.compose import padding
 from ..batch.group_view import REFERENCE, RULE, AdvantageRule
 from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
@@ -32,16 +32,7 @@ from ..reporting import Reporting
 from ..setup.settings import Components
 from .decisions import Decisions
 from .fresh_batch import FreshBatch, IterationTemplate, StepCarry
-from .training_batch import (
-    collect,
-    compose_batch,
-    count_items,
-    reference_of,
-    row_factor,
-    row_flags,
-    send_batch,
-    write_advantages,
-)
+from .training_batch import collect, compose_batch, count_items, row_factor, row_flags, send_batch, write_advantages
 
 NOTHING_LEFT = (
     "Another reward rule than the present one scored the groups of this run, so they have left the buffer, and it "
@@ -359,7 +350,7 @@ class Step:
         plugin's advantages. What fails is kept, since another process may wait in a forward pass."""
         rows = generated.rows
         setup = compat.reward_setup(self._trainer())
-        batch, reference = split_reference(generated.batch, self._components.settings.config.replay_kl)
+        batch = generated.batch
         of_tokens = self._components.fields.has_token_advantages(batch)
         recorded = None
         keys: frozenset[str] = frozenset()
@@ -382,7 +373,6 @@ class Step:
             rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size, of_tokens),
             keys=keys,
             recorded=recorded,
-            reference=reference,
             logps_known=recorded is not None or compat.OLD_LOGPS in batch,
         )
 
@@ -412,7 +402,7 @@ class Step:
             self.handshake.awaited = False  # the loss gets a batch that need not go through the seam
             self.tap.expect_nothing()
             self._components.errors.keep(caught)
-            return self._sent(with_reference(fresh.batch, fresh.reference), fresh)
+            return self._sent(fresh.batch, fresh)
 
     def _expect(
         self,
@@ -422,7 +412,7 @@ class Step:
         candidates: Sequence[Candidate],
         placements: Sequence[Placement],
     ) -> Batch:
-        """The composed batch as the loss gets it: tokens counted, row ids added, the reference's log-probs back."""
+        """The composed batch as the loss gets it: tokens counted, row ids added."""
         plan, total, size = agreed.decision.plan, agreed.total, fresh.rows.size
         factor = row_factor(total, size)
         flags = row_flags(fresh.rows, plan, leaves_out=factor != 1.0)
@@ -430,8 +420,7 @@ class Step:
         denominator = Denominator(compat.denominator(trainer), factor, compat.bonus_over_items(trainer))
         ids = self.tap.expect(flags, candidates, placements, denominator, composed["advantages"])
         told = fresh.rows.told_items if denominator.kind == "items" else None
-        with_count = count_items(composed, total, size, told)
-        composed = with_reference({**with_count, ROWS: ids}, reference_of(fresh, plan))
+        composed = {**count_items(composed, total, size, told), ROWS: ids}
         return self._sent(composed, fresh, self.supply.placed)
 
     def _sent(self, batch: Batch, fresh: FreshBatch, placed: Placed | None = None) -> Batch:

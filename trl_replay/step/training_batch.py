@@ -86,17 +86,6 @@ def _copies(fresh: FreshBatch, plan: Plan, components: Components) -> list[Place
     return [one.placement(group) for one, group in zip(exchanges, groups, strict=True)]
 
 
-def reference_of(fresh: FreshBatch, plan: Plan) -> torch.Tensor | None:
-    """The reference log-probs that were taken out of the batch, `(B, C)`: those of copied rows in their copies."""
-    if fresh.reference is None or not plan.copied.any():
-        return fresh.reference
-    size = plan.source.shape[1]
-    sources = fresh.rows.of_here(np.where(plan.copied, plan.origin * size + plan.source, -1))
-    own = np.arange(len(sources))
-    index = np.where(sources < 0, own, sources - fresh.rows.here.start)
-    return fresh.reference[torch.from_numpy(index)]
-
-
 def row_flags(rows: RowLayout, plan: Plan, leaves_out: bool) -> Ints:
     """The second column of the batch key `ROWS`, `(B,)` int64.
 
