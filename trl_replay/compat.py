@@ -558,22 +558,14 @@ def syncs_reference(trainer: Any) -> bool:
     return False
 
 
-def reference_parameters(trainer: Any) -> list[Any]:
-    """Return the parameters that the reference's log-probs come from; none where the trainer uses no reference.
-
-    With PEFT these are the base model's, and those of the adapter that TRL copies to be the reference.
-    """
-    if not getattr(trainer, "beta", 0.0):
-        return []
-    if trainer.ref_model is not None:
-        return list(trainer.ref_model.parameters())
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    trained = set(getattr(model, "peft_config", ())) - {"ref"}
-    return [parameter for name, parameter in model.named_parameters() if trained.isdisjoint(name.split("."))]
-
-
-def reference_problems(trainer: Any) -> Iterator[str]:
-    """Yield why a reference that is the model with its adapter off would change, or change the policy."""
+def reference_problems(trainer: Any, kl: str) -> Iterator[str]:
+    """Yield why the reference, of which stored groups hold log-probs, would change, or change the policy; `kl` is
+    `replay_kl`."""
+    if trainer.beta and kl == "all" and syncs_reference(trainer):
+        yield (
+            "sync_ref_model=True changes the reference model, and stored groups hold the log-probs of that before: "
+            "set replay_kl='fresh', sync_ref_model=False, or beta=0"
+        )
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not trainer.beta or not hasattr(model, "disable_adapter"):
         return
@@ -587,7 +579,7 @@ def reference_problems(trainer: Any) -> Iterator[str]:
     for bias in {getattr(model.peft_config[name], "bias", "none") for name in active} - {"none"}:
         yield (
             f"bias={bias!r} of the adapter's config trains biases of the base model, which is the reference "
-            f"(beta={trainer.beta:g}): every update would empty the buffer. Use bias='none', or set beta=0"
+            f"(beta={trainer.beta:g}): every update would change it. Use bias='none', or set beta=0"
         )
 
 

@@ -263,6 +263,3 @@ class AttachedSession(SessionLike, Protocol):
 
     def forget_pending(self) -> None:
         """Forget candidates."""
-
-    def resumed(self, state: Mapping[str, Any]) -> None:
-        """Hear that all is loaded."""

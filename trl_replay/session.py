@@ -182,8 +182,6 @@ class Session:
         """
         self.step.tap.forget()
         self.roll_call.training = False
-        if self.step.has_other_reference():  # also if an engine has only now sharded it
-            self.step.forget_reference()
         self.buffer.clock.planned = updates
         self.roll_call.for_training()
         if self.config.replay_warm_start is not None:
@@ -308,13 +306,6 @@ class Session:
         """Forget what the last generation batch left."""
         self.step.carry = StepCarry()
         self.step.resumes_at = 0
-
-    def resumed(self, state: Mapping[str, Any]) -> None:
-        """Look at the reference model once all is loaded: the trainer does not save it, and resumes with the one that
-        it was made with, whatever `sync_ref_model` had made of it."""
-        self.step.has_other_reference()
-        if state["reference"] != self.step.reference:
-            self.step.forget_reference()
 
     def log_ratios(self) -> None:
         """Add the importance ratios seen in the loss to the metrics."""

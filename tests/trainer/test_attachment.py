@@ -231,20 +231,6 @@ def test_an_engine_that_samples_in_fewer_bits_than_the_trainer_computes_in_is_to
     assert all("torch.bfloat16" in text and "torch.float32" in text and "bf16=True" in text for text in told)
 
 
-def test_a_reference_that_is_synced_at_every_update_is_told_at_attach(tmp_path):
-    settings = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), **settings)
-    with pytest.warns(UserWarning, match="ref_model_sync_steps=1 changes the reference model at every update"):
-        trl_replay.attach(trainer)
-
-
-def test_132_no_interval_of_syncs_is_fine_where_nothing_is_synced(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, ref_model_sync_steps=0)
-    trl_replay.attach(trainer)
-    trainer.train()
-    assert trainer.state.global_step == 2
-
-
 DEAD_LATER = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
 
 

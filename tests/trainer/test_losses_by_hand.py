@@ -8,11 +8,10 @@ import math
 import pytest
 import torch
 from releases import since
-from replaying import build, check_losses, loadable_model, replay
-from scenarios import SCRIPT, Scenario, follow, train
-from support import DEAD, HALF, LIVE, Act, Rewards
+from replaying import build, check_losses, replay
+from scenarios import SCRIPT, Scenario, follow
+from support import DEAD, HALF, LIVE, Rewards
 
-import trl_replay
 from trl_replay.testing import make_tokenizer
 
 
@@ -105,51 +104,6 @@ def test_replay_is_right_with_an_iterable_dataset(tmp_path):
 
     rows = Dataset.from_list([{"prompt": prompt} for prompt in ("1=", "12=", "123+4=")] * 16).to_iterable_dataset()
     replay(build(tmp_path, Rewards(*SCRIPT), arguments={"train_dataset": rows}))
-
-
-def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(tmp_path):
-    script = Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], [DEAD, DEAD, DEAD])
-    trainer = build(
-        tmp_path, script, model=loadable_model(tmp_path), beta=0.1, sync_ref_model=True, ref_model_sync_steps=3,
-        ref_model_mixup_alpha=1.0, max_steps=8, learning_rate=3e-2,
-    )  # fmt: skip
-    session, watch = replay(trainer, replay_start=0)
-    for number, slots in enumerate(watch.slots):
-        for _, serial in slots:
-            assert watch.origin[serial][0] // 3 == number // 3, "nothing from before the last sync (every 3 updates)"
-    assert watch.slots[1], "replayed before the sync"
-    assert not any(watch.slots[3:]), "all that was stored was from before it"
-    assert "reference log-probs are another reference model's: it changed since" in session.explain()
-    assert len(session.buffer) == 0, "stale entries take no room"
-
-
-def test_188_one_row_of_the_reference_that_is_changed_in_place_is_seen(tmp_path):
-    trainer = build(tmp_path, Rewards(*SCRIPT), model=loadable_model(tmp_path), beta=0.1, max_steps=4)
-    session = trl_replay.attach(trainer, replay_start=0)
-
-    def change():
-        with torch.no_grad():
-            trainer.ref_model.lm_head.weight[3] += 0.5
-
-    trainer.add_callback(Act({2: change}))
-    trainer.train()
-    assert session.buffer.table.update.min() >= 2, "nothing of before is left"
-    assert "reference log-probs are another reference model's: it changed since" in session.explain()
-
-
-def test_a_candidate_of_a_window_with_a_sync_is_refused_and_counted(tmp_path):
-    syncing = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "max_steps": 3}
-    with pytest.warns(UserWarning, match="nothing would be replayed"):
-        run = train(tmp_path, [LIVE, DEAD, HALF], replaced=0, **syncing)
-    assert run.counters["refused"] == 6
-    assert len(run.table) == 0
-
-
-def test_a_reference_sync_matters_only_where_reference_log_probs_are_used(tmp_path):
-    session = train(tmp_path, *SCRIPT, sync_ref_model=False, beta=0.0).session
-    held = len(session.buffer)
-    session.step.forget_reference()
-    assert len(session.buffer) == held > 0
 
 
 def test_check_losses_sees_a_wrong_loss(tmp_path):

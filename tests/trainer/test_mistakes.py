@@ -257,6 +257,10 @@ PYTHON = {
     "an object as a scope": (attach(replay_scope=object()), ["which is not a valid scope: it lacks share, admit"]),
     "a column that there is not": (attach(replay_task_columns=["label"]), ["['label']", "columns", "'prompt'"]),
     "a KL term that there is not": (attach(replay_kl="fresh"), ["replay_kl='fresh'", "beta=0", "set beta"]),
+    "a reference that is synced": (
+        on(beta=0.1, sync_ref_model=True),
+        ["sync_ref_model=True", "set replay_kl='fresh'"],
+    ),
     "iterations that there are not": (
         attach(replay_iterations="replay"),
         ["replay_iterations='replay'", "num_iterations=1", "set num_iterations=2"],

@@ -118,10 +118,10 @@ def test_what_transformers_has_need_not_stand_in_trl(copy):
     assert drift(copy) == []
 
 
-def test_a_reference_sync_at_another_time_is_told(copy):
+def test_a_reference_sync_of_another_name_is_told(copy):
     path = copy / CALLBACKS
-    path.write_text(path.read_text().replace("% args.ref_model_sync_steps", "% args.sync_every"))
-    assert any("SyncRefModelCallback does not sync when" in problem for problem in drift(copy))
+    path.write_text(path.read_text().replace("class SyncRefModelCallback", "class SyncReference"))
+    assert any("has no SyncRefModelCallback any more" in problem for problem in drift(copy))
 
 
 def test_only_compat_asks_which_release_is_installed():

@@ -59,7 +59,6 @@ def trainable_sums(groups: Sequence[Group]) -> Floats:
 
 
 LONGER = "a completion is longer than max_completion_length"
-STALE = "its reference log-probs are another reference model's: it changed since, or is not that of the checkpoint"
 
 
 class Block:
@@ -166,17 +165,10 @@ class PendingGroups:
     Attributes:
         groups ([`Groups`]): All fresh groups of that batch.
         candidates (`list[Candidate]`): By ascending serial.
-        stale (`bool`): The reference model has changed since, and with it what these groups hold.
     """
 
     groups: Groups
     candidates: list[Candidate]
-    stale: bool = False
-
-    def outdated(self, key: str) -> PendingGroups:
-        """These, marked as stale if one holds `key`: what its values were computed with has changed since."""
-        held = any(key in candidate.keys for candidate in self.candidates)
-        return replace(self, stale=self.stale or held)
 
     def up_to(self, longest: float) -> tuple[PendingGroups, int]:
         """These, without groups that have a longer completion, and the number of those."""
@@ -224,9 +216,6 @@ class PendingGroups:
         Returns:
             `(usable, groups)`; `groups` is None if there are none.
         """
-        if self.stale:
-            tally.refuse(len(self.candidates), STALE)
-            return [], None
         if len(columns["recorded"]) != self.groups.advantages.size:  # a training was interrupted
             tally.refuse(len(self.candidates), "batches have another size since it was generated")
             return [], None

@@ -40,8 +40,6 @@ WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded"
 """Columns of whole numbers, shared by scopes."""
 TOLD_ITEMS = "told_items"
 """Column of `num_items_in_batch`, which all processes know."""
-REFERENCE, RULE = 1, 2
-"""What a process has found to be another than before, in the column `changed`."""
 
 
 def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> dict[str, NDArray[Any]]:

@@ -465,10 +465,6 @@ class ReplayBuffer:
         """Take back entries whose payload will not come or has no place; return their number."""
         return self._store.withdraw(serials)
 
-    def forget_with(self, key: str) -> int:
-        """Drop the entries that hold the batch key `key`; return their number."""
-        return self._store.forget_with(key)
-
     def forget(self, entries: Bools) -> int:
         """Drop these entries, `(len(self),)`; return their number."""
         return self._store.forget(np.flatnonzero(entries))

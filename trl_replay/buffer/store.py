@@ -172,19 +172,12 @@ class Store:
     def unrestorable(self, keys: frozenset[str]) -> dict[str, Bools]:
         """Return the entries that a batch with these keys can't take, by reason. `pixel_values` among the keys means
         that it can take groups with images; those without fit in any batch."""
-        needed = keys - {PIXELS}
+        needed, kinds = keys - {PIXELS}, [*enumerate(self._keysets)]
         unfit = {
-            "lacks a tensor": [number for number, have in enumerate(self._keysets) if not needed <= have],
-            "has images, the batch none": [] if PIXELS in keys else self._with(PIXELS),
+            "lacks a tensor": [number for number, have in kinds if not needed <= have],
+            "has images, the batch none": [number for number, have in kinds if PIXELS in have - keys],
         }
         return {reason: np.isin(self.table.keys, numbers) for reason, numbers in unfit.items() if numbers}
-
-    def forget_with(self, key: str) -> int:
-        """Drop the entries that hold the batch key `key`; return their number."""
-        return self.forget(np.flatnonzero(np.isin(self.table.keys, self._with(key))))
-
-    def _with(self, key: str) -> list[int]:
-        return [number for number, have in enumerate(self._keysets) if key in have]
 
     def forget(self, rows: Sequence[int] | Ints) -> int:
         """Drop the entries in these rows; return their number."""

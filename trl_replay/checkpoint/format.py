@@ -299,7 +299,7 @@ def _shards(payload: Iterable[tuple[int, Packed]]) -> Iterator[dict[int, Packed]
 def _description(pending: PendingGroups) -> dict[str, Any]:
     """Describe candidates for JSON."""
     candidates = [_describe(candidate) for candidate in pending.candidates]
-    return {"stale": pending.stale, "candidates": candidates}
+    return {"candidates": candidates}
 
 
 def _describe(candidate: Candidate) -> dict[str, Any]:
@@ -340,7 +340,7 @@ def _read_pending(description: dict[str, Any] | None, files: Mapping[str, Path])
     views: dict[str, Any] = {name: tensors[name].numpy() for name in VIEWS}
     groups = dict(from_tensors(tensors.__getitem__))
     candidates = [_read_candidate(described, tensors, groups) for described in description["candidates"]]
-    return PendingGroups(Groups(**views), candidates, bool(description["stale"]))
+    return PendingGroups(Groups(**views), candidates)
 
 
 def _read_candidate(

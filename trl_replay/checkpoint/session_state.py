@@ -223,7 +223,6 @@ class RankPart:
             self._apply_resharded(states, mine)
         self._buffer.score_by(rule, changes, tally, tells=self._rank == 0)
         self._buffer.totals.add(tally, batches=0)
-        self._session.resumed(mine.session)
         self._forget_longer(mine)  # of candidates that other ranks left
         self._forget_gone(gone)
         written = files.rank_folder(folder, mine.rank)

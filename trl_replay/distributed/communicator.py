@@ -74,7 +74,9 @@ class Communicator:
         self.ranks = components.processes
         self.shares = 0
 
-    def share(self, batch: Batch | None, count: int, pending: PendingGroups | None, changed: int = 0) -> RowLayout:
+    def share(
+        self, batch: Batch | None, count: int, pending: PendingGroups | None, changed: bool = False
+    ) -> RowLayout:
         """Share row columns of the fresh batch and of the last batch's candidates among all processes.
 
         A process whose batch can't be described shares blank columns, so that the others need not wait for it, and
@@ -84,7 +86,7 @@ class Communicator:
             batch (`dict`, *optional*): As TRL returned it; None at the end of training.
             count (`int`): Rows of this process's batches.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
-            changed (`int`): What is another than before here: `REFERENCE`, `RULE`, or both.
+            changed (`bool`): Whether another reward rule than before scores here.
 
         Returns:
             Where the rows lie.

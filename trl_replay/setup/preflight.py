@@ -34,7 +34,7 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     """
     reasons = [
         *compat.liger_problems(trainer),
-        *compat.reference_problems(trainer),
+        *compat.reference_problems(trainer, settings.config.replay_kl if components.buffer.capacity else ""),
         *_misfits(trainer, settings, components.scope),
     ]
     reasons += _baselines_over_two_prompts(settings, components)
@@ -235,7 +235,7 @@ def misgivings(trainer: Any, settings: Settings, components: Components, trial: 
         )
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
-        yield from _loses_its_file(trainer, settings)
+        yield from _loses_its_file(settings)
     if settings.config.replay_preset == "sample_efficient" and _parameters(trainer) >= PRETRAINED:
         yield from _far_from_measured(trainer)
     if (
@@ -295,13 +295,11 @@ def _generates_again(trainer: Any, settings: Settings) -> Iterator[str]:
         )
 
 
-def _loses_its_file(trainer: Any, settings: Settings) -> Iterator[str]:
+def _loses_its_file(settings: Settings) -> Iterator[str]:
     """Yield which settings take the groups of a second run away, which has no others."""
     config = settings.config
     ending = {"replay_max_uses": config.replay_max_uses, "replay_max_age": config.replay_max_age}
     told = [f"{name}={value}" for name, value in ending.items() if value is not None]
-    if trainer.beta and compat.syncs_reference(trainer):
-        told.append(f"sync_ref_model=True (after {trainer.args.ref_model_sync_steps} updates)")
     if told:
         yield (
             f"replay_preset='second_run' trains on the groups of one file, and {' and '.join(told)} ends them: the "
@@ -312,11 +310,6 @@ def _loses_its_file(trainer: Any, settings: Settings) -> Iterator[str]:
 def _useless(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
     """Yield the limits under which nothing would be replayed."""
     config = settings.config
-    if trainer.beta and compat.syncs_reference(trainer) and trainer.args.ref_model_sync_steps == 1:
-        yield (
-            "sync_ref_model=True with ref_model_sync_steps=1 changes the reference model at every update, and entries "
-            "with its old log-probs leave: nothing would be replayed. Raise ref_model_sync_steps, or set beta=0."
-        )
     start, steps = config.replay_start, trainer.args.max_steps
     if isinstance(start, int) and 0 < steps <= start:
         yield f"replay_start={start} is not before the end (max_steps={steps}): nothing would be replayed. Lower it."

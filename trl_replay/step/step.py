@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from .. import compat
-from ..base.transfer import changes_in_place, fingerprint
-from ..batch.candidates import LONGER, STALE, Block, Candidate, PendingGroups, serials_of
+from ..batch.candidates import LONGER, Block, Candidate, PendingGroups, serials_of
 from ..batch.compose import padding
-from ..batch.group_view import REFERENCE, RULE, AdvantageRule
+from ..batch.group_view import AdvantageRule
 from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
 from ..distributed.agreement import RollCall
@@ -75,7 +74,6 @@ class Step:
         template ([`IterationTemplate`], *optional*): The batch on which further iterations are composed.
         resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
         rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
-        reference (`str`): Tells the reference model's states apart: that of the last look.
     """
 
     def __init__(
@@ -121,11 +119,7 @@ class Step:
         self.resumes_at = 0
         self.rebuilds = False
         self._repetition_told = False
-        self.reference = ""
-        self._reference_changes = 0
         self._longest = compat.longest_completion(trainer())
-        if settings.acts:
-            self._look_at_reference()
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
@@ -431,24 +425,19 @@ class Step:
 
     def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, RowLayout]:
         """Share the columns of `count` rows of this process and of the last batch's candidates, and whether the reward
-        rule is another one. The candidates leave the carry here, and are returned: this step settles them. If the
-        reference model of any process has changed since the last batch, groups that hold its log-probs leave
-        everywhere, those that wait included."""
+        rule is another one. The candidates leave the carry here, and are returned: this step settles them."""
         self._forget_longer()
         rows = self._share_columns(batch, count, self.carry.pending)
         return self.carry.pop_candidates(), rows
 
     def _share_columns(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
-        changed, rule = 0, self._buffer.rule
+        rule = self._buffer.rule
         changes: list[str] = []
         with self._components.errors.keeping():
             rule = compat.reward_rule(self._trainer())
             changes = self._buffer.rule.changes(rule)
-            changed = (REFERENCE * self.has_other_reference()) | (RULE * bool(changes))
-        rows = self.communicator.share(batch, count, pending, changed)
-        if (rows.columns["changed"] & REFERENCE).any():
-            self.forget_reference()
-        if int(rows.columns["changed"][0]) & RULE:  # as the first of the processes that share the buffer has found
+        rows = self.communicator.share(batch, count, pending, bool(changes))
+        if rows.columns["changed"][0]:  # as the first of the processes that share the buffer has found
             tally = Tally()
             with self._components.errors.keeping():
                 self._buffer.score_by(rule, changes or ["on another process"], tally, tells=rows.first == 0)
@@ -466,27 +455,6 @@ class Step:
             self.carry.pending, refused = pending.up_to(self._longest)
             dropped += refused
         self._totals.reasons[f"an entry was dropped: {LONGER}={self._longest:.0f}"] += dropped
-
-    def has_other_reference(self) -> bool:
-        """Look at the reference model: has it changed since the last look? A callback may copy the policy into it, or
-        put another one in its place. While none is used, the last one counts."""
-        before, changes = self.reference, self._reference_changes
-        self._look_at_reference()
-        return before != self.reference or changes != self._reference_changes
-
-    def _look_at_reference(self) -> None:
-        parameters = compat.reference_parameters(self._trainer())
-        self.reference = fingerprint(parameters) or self.reference
-        is_model = getattr(self._trainer(), "ref_model", None) is not None  # vLLM's adapters are merged in place
-        self._reference_changes = changes_in_place(parameters) if is_model else 0
-
-    def forget_reference(self) -> None:
-        """Groups that hold the reference's log-probs leave; those that wait are refused."""
-        dropped = self._buffer.forget_with(compat.REF_LOGPS)
-        if dropped:
-            self._totals.reasons[f"an entry was dropped: {STALE}"] += dropped
-        if self.carry.pending is not None:
-            self.carry.pending = self.carry.pending.outdated(compat.REF_LOGPS)
 
     def _log(self, share: float, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
@@ -513,7 +481,6 @@ class Step:
             "iteration": 0 if self.template is None else compat.begun_iteration(self._trainer()),
             "verified": self.handshake.verified,
             **self.carry.state_dict(),
-            "reference": self.reference,
             "rounds": None if rounds is None else rounds.state_dict(),
         }
 

@@ -363,9 +363,6 @@ class AsyncSession:
     def forget_pending(self) -> None:
         """Forget nothing: no candidates wait."""
 
-    def resumed(self, state: Mapping[str, Any]) -> None:
-        """Look at nothing more once all is loaded."""
-
     def explain(self) -> str:
         """Describe what was replayed so far, why not more was, and what to change."""
         if self.queue is None:
