@@ -258,7 +258,7 @@ PYTHON = {
     "a column that there is not": (attach(replay_task_columns=["label"]), ["['label']", "columns", "'prompt'"]),
     "a KL term that there is not": (attach(replay_kl="fresh"), ["replay_kl='fresh'", "beta=0", "set beta"]),
     "a reference that is synced": (
-        on(beta=0.1, sync_ref_model=True),
+        lambda desk: trl_replay.attach(desk.trainer(beta=0.1, sync_ref_model=True)),
         ["sync_ref_model=True", "set replay_kl='fresh'"],
     ),
     "iterations that there are not": (
