@@ -544,6 +544,12 @@ def counted_items(batch: dict[str, Any], lengths: Ints, trainable: Ints) -> Ints
     return np.where(batch["completion_mask"].ne(0).numpy().any(axis=1), counted, lengths)
 
 
+def has_gradients(trainer: Any) -> bool:
+    """Return whether the optimizer has anything to step by; True where an engine keeps gradients to itself."""
+    parameters = trainer.model.parameters()
+    return steps_in_backward(trainer) or any(parameter.grad is not None for parameter in parameters)
+
+
 def steps_in_backward(trainer: Any) -> bool:
     """Return whether the optimizer steps in the backward pass, before a callback hears of it (DeepSpeed)."""
     return bool(getattr(trainer, "is_deepspeed_enabled", False))

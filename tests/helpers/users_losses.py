@@ -515,6 +515,19 @@ def reads_advantages_first(self, inputs, logps):
     return own(inputs, new, old_of(inputs, new), advantages)
 
 
+def reads_advantages_first_later(self, inputs, logps):
+    read = reads_advantages_first if self.state.global_step >= 3 else of_its_own
+    return read(self, inputs, logps)
+
+
+def reads_old_first_later(self, inputs, logps):
+    old = inputs.get(OLD) if self.state.global_step >= 3 else None
+    new = logps()
+    if self.state.global_step < 3:
+        old = inputs.get(OLD)
+    return own(inputs, new, new.detach() if old is None else old, inputs["advantages"])
+
+
 def reads_advantages_again_for_nothing(self, inputs, logps):
     value = reads_advantages_first(self, inputs, logps)
     self.mean = float(inputs["advantages"].detach().mean())
@@ -549,6 +562,7 @@ WHOLE = {
     f"whole_loss_that_{loss.__name__}": whole(loss)
     for loss in (
         of_its_own, asks_whether_it_has_old, in_a_copy, with_a_teacher_first, reads_advantages_first,
+        reads_advantages_first_later, reads_old_first_later,
         reads_advantages_again_for_nothing, takes_its_own_for_old, detaches_its_ratio, shapes_before, shapes_after,
     )
 }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import pictures
 import pytest
 import torch
+from corrected import PROXIMAL
 from loss_by_hand import forward
 from releases import SAMPLES_IMAGE_TOKENS, shipping
 from replaying import Checked, Watch, build, check_batches, check_losses, loadable_model, replay
@@ -197,6 +198,145 @@ def test_125_a_loss_that_goes_around_the_seam_in_the_midst_of_training_is_an_err
     with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
         trainer.train()
     assert trainer.state.global_step == 2
+
+
+def policy_term(trainer, model, batch):
+    """Half the loss again, with a clip of its own; without old log-probs by TRL's idiom, on-policy."""
+    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
+    logps = trainer._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))[0]
+    old = batch.get("old_per_token_logps")
+    ratio = (logps - (logps.detach() if old is None else old)).exp().clamp(0.95, 1.05)
+    return -0.5 * (ratio * batch["advantages"].unsqueeze(1) * batch["completion_mask"]).mean()
+
+
+class TermInAHelper(Spy):
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs) + policy_term(self, model, inputs)
+
+
+class TermOfACopy(Spy):
+    def _compute_loss(self, model, inputs):
+        batch = {**inputs}
+        old = batch.get("old_per_token_logps")
+        return super()._compute_loss(model, inputs) + (0.0 if old is None else policy_term(self, model, batch))
+
+
+class TermAround(Spy):
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        old = inputs.get("old_per_token_logps")
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        return loss if old is None else loss + policy_term(self, model, inputs)
+
+
+class AsksWhetherThereIs(Spy):
+    def _compute_loss(self, model, inputs):
+        self.has_old = "old_per_token_logps" in inputs
+        return super()._compute_loss(model, inputs)
+
+
+@pytest.mark.parametrize("trainer_class", [TermInAHelper, TermOfACopy, TermAround, AsksWhetherThereIs])
+def test_a_policy_term_around_the_loss_is_refused_where_replayed_rows_have_no_old_log_probs(tmp_path, trainer_class):
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class, max_steps=4)
+    session = trl_replay.attach(trainer, replay_start=0)
+    with pytest.raises(trl_replay.SeamError, match="reads 'old_per_token_logps', which its batch does not have"):
+        trainer.train()
+    assert session.totals.counters["replaced"] > 0, "it is the first loss on replayed rows"
+    assert trainer.state.global_step == 1
+    trainer = make_trainer(
+        tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class, max_steps=4, num_iterations=2, steps_per_generation=1
+    )
+    trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert trainer.state.global_step == 4, "its batch has those of replayed rows"
+
+
+class WholeElsewhere(Spy):
+    """As a published trainer has it."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        ids, mask = (torch.cat([inputs[f"prompt_{key}"], inputs[f"completion_{key}"]], 1) for key in ("ids", "mask"))
+        width = inputs["completion_ids"].size(1)
+        logps = self._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
+        old = inputs.get("old_per_token_logps")
+        ratio = (logps - (logps.detach() if old is None else old)).exp()
+        return -(ratio * inputs["advantages"].unsqueeze(1) * inputs["completion_mask"]).mean()
+
+
+class Whole(Spy):
+    """The remedy that the refusal names."""
+
+    _compute_loss = WholeElsewhere.compute_loss
+
+
+def test_a_loss_that_stands_in_compute_loss_is_refused_at_attach_and_right_as_compute_loss_of_trls_name(tmp_path):
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=WholeElsewhere, max_steps=4)
+    with pytest.raises(trl_replay.ContractError, match=r"Name it _compute_loss\(self, model, inputs\)"):
+        trl_replay.attach(trainer)
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Whole, max_steps=4)
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+
+
+class Survives(Spy):
+    """Runs out of memory in the first batch, and skips the third one."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        if self.state.global_step == 2:
+            self._prepare_inputs(inputs)
+            return torch.zeros(())
+        try:
+            return super().training_step(model, inputs, num_items_in_batch)
+        except torch.OutOfMemoryError:
+            return torch.zeros(())
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        if self.model.training and torch.is_grad_enabled() and self.state.global_step == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_training_step_that_survives_an_error_or_skips_a_batch_trains_on(tmp_path, dry):
+    trainer = make_trainer(tmp_path, Rewards(*[SCRIPT[0]] * 6), trainer_class=Survives, max_steps=6)
+    session = trl_replay.attach(trainer, replay_start=0, replay_dry_run=dry)
+    trainer.train()
+    assert trainer.state.global_step == 6
+    assert session.totals.counters["replaced"] > 0
+    assert session.totals.counters["stored"] > 0
+
+
+class HalvesInOneIteration(Spy):
+    """Its loss splits the batch by rows in one of the two iterations; dapo's sum is exact."""
+
+    splits = None
+
+    def _compute_loss(self, model, inputs):
+        iteration = self._step // self.args.steps_per_generation % self.num_iterations
+        if iteration != self.splits:
+            return super()._compute_loss(model, inputs)
+        rows = len(inputs["prompt_ids"])
+        parts = [
+            {key: one[row : row + 1] if torch.is_tensor(one) and one.dim() else one for key, one in inputs.items()}
+            for row in range(rows)
+        ]
+        return sum(super(HalvesInOneIteration, self)._compute_loss(model, part) for part in parts)
+
+
+def test_proximal_log_probs_are_each_rows_own_whichever_way_a_loss_splits_its_batch(tmp_path):
+    ends = {}
+    for splits in (None, 0, 1):
+        trainer = make_trainer(
+            tmp_path, Rewards(*[SCRIPT[0]] * 6), trainer_class=HalvesInOneIteration, max_steps=8, loss_type="dapo",
+            num_iterations=2, learning_rate=1e-2,
+        )  # fmt: skip
+        trainer.splits = splits
+        session = trl_replay.attach(trainer, replay_start=0, replay_correction=PROXIMAL)
+        trainer.train()
+        assert session.totals.counters["replaced"] > 0
+        ends[splits] = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+    for splits in (0, 1):
+        assert (ends[splits] - ends[None]).abs().max() < 1e-3, "0.1 and more with another row's"
 
 
 @shipping("dppo")

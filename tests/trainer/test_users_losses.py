@@ -20,7 +20,8 @@ FEW = (
     "halves", "forward_before_on_flipped_rows", "teacher_before", "skipped_without_advantages",
     "scaled_with_rows_left_out", "a_patch_with_wraps_on_the_class", "rebuilt_around_the_loss",
     "log_probs_by_two_forwards", "whole_loss_that_of_its_own", "whole_loss_that_asks_whether_it_has_old",
-    "whole_loss_that_reads_advantages_again_for_nothing", "whole_loss_that_shapes_before",
+    "whole_loss_that_reads_advantages_again_for_nothing", "whole_loss_that_reads_advantages_first_later",
+    "whole_loss_that_reads_old_first_later", "whole_loss_that_shapes_before",
 )  # fmt: skip
 CHOSEN = CASES if os.environ.get("TRL_REPLAY_ALL_LOSSES") else FEW
 SETTINGS = {
@@ -42,6 +43,8 @@ REFUSED = {
     "by_the_type_of_itself": r"super\(type\(self\), self\)",
     "whole_loss_that_in_a_copy": "did not use 'old_per_token_logps'",
     "whole_loss_that_reads_advantages_first": "did not use 'advantages'",
+    "whole_loss_that_reads_advantages_first_later": "did not use 'advantages'",
+    "whole_loss_that_reads_old_first_later": "did not use 'old_per_token_logps'",
     "whole_loss_that_reads_advantages_again_for_nothing": "did not use 'advantages'",
     "whole_loss_that_takes_its_own_for_old": "did not use 'old_per_token_logps'",
     "whole_loss_that_shapes_after": "changed 'advantages' of its batch",

@@ -21,6 +21,8 @@ from ..data.fields import ADVANTAGES
 from ..errors import ContractError, SeamError
 from .micro_batch import MicroBatch
 
+WHOLE = "compute_loss"
+"""Transformers' method, which TRL's trainer has call `LOSS`."""
 Around = Callable[[Callable[[Any], Any], Any, Any, bool], Any]
 """Called as `around(make, model, inputs, is_stock)` in the place of `make(inputs)`, the loss that calls no other."""
 
@@ -40,8 +42,16 @@ class LossClasses:
         """Make the class, and try it on the trainer.
 
         Raises:
-            ContractError: Its own class allows no such subclass.
+            ContractError: Its own class allows no such subclass, or makes its loss elsewhere.
         """
+        for base in _own(type(trainer), WHOLE):
+            names = _names(vars(base)[WHOLE])
+            if LOGPS in names and not {WHOLE, LOSS} & names:
+                raise ContractError(
+                    f"{base.__name__} can't be attached to: it makes its whole loss in {WHOLE}, where replay has no "
+                    f"part. Name it {LOSS}(self, model, inputs), which {WHOLE} calls, or train without replay: "
+                    "use_replay=False."
+                )
         try:
             with self.inserted(trainer):
                 pass
@@ -68,6 +78,28 @@ class LossClasses:
         finally:
             object.__setattr__(trainer, "__class__", before)
 
+    @staticmethod
+    def check_overrides(trainer_class: type, read: Collection[str]) -> None:
+        """Look for a term of an override's own in a loss with replayed rows whose batch has no old log-probs.
+
+        Args:
+            trainer_class (`type`): The trainer's.
+            read (`Collection[str]`): Keys of the batch that were read around the loss that calls no other.
+
+        Raises:
+            SeamError: The override asks for old log-probs.
+        """
+        maker = loss_maker(trainer_class)
+        around = [vars(base)[WHOLE] for base in _own(trainer_class, WHOLE)]
+        around += [vars(base)[LOSS] for base in _own(trainer_class, LOSS) if issubclass(base, maker) and base != maker]
+        if OLD_LOGPS in {*read}.union(*map(_names, around)):
+            raise SeamError(
+                f"A loss around {maker.__name__}.{LOSS} reads {OLD_LOGPS!r}, which its batch does not have: a term of "
+                "its own would train replayed rows as if they were on-policy. Set num_iterations=2, by which TRL's "
+                f"batch has them, put the term into the loss itself (one {LOSS} that calls no other), or train "
+                "without replay: use_replay=False."
+            )
+
     def _of(self, trainer_class: type) -> type:
         """The class for a trainer's class, made anew where a loss was patched since."""
         key = trainer_class, *(vars(base).get(LOSS) for base in trainer_class.__mro__)
@@ -92,6 +124,12 @@ def _subclass(named: type, bases: tuple[type, ...], body: dict[str, Any]) -> typ
     """A class that prints as `named`."""
     names = {"__module__": named.__module__, "__qualname__": named.__qualname__}
     return type(named)(named.__name__, bases, {**body, **names})
+
+
+def _own(trainer_class: type, name: str) -> list[type]:
+    """The classes that override one of TRL's methods."""
+    defining = [base for base in trainer_class.__mro__ if name in vars(base)]
+    return [base for base in defining if base.__module__.partition(".")[0] not in ("trl", "transformers")]
 
 
 def loss_maker(trainer_class: type) -> type:
@@ -192,6 +230,7 @@ class Handshake:
         if self.awaited and collected_at is not None and update > collected_at:
             raise SeamError(
                 f"{LOSS} and {LOGPS} were not seen to run in an update: the trainer's loss goes around the seam, "
-                "so that replayed rows could not be corrected." + REMEDY
+                f"so that replayed rows could not be corrected. If it stands in {WHOLE}, name it {LOSS}(self, model, "
+                "inputs)." + REMEDY
             )
         return self.verified

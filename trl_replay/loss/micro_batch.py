@@ -145,8 +145,8 @@ class MicroBatch:
                     "replayed rows other values. Change it before, or a copy of it, or train without replay: "
                     "use_replay=False."
                 )
-        left = {**self.batch, **self._before}
-        self.inputs.update({key: value for key, value in left.items() if value is not None or key in self.inputs})
+        left, known = {**self.batch, **self._before}, {*self.inputs}
+        self.inputs.update({key: value for key, value in left.items() if value is not None or key in known})
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,8 +225,8 @@ class Supply:
             if kept is None or (kept[0].size(1) < width and kept[0].size(1) < placed.lengths[number]):
                 kept = placed.proximal[number] = logps, place
             rows.append(kept)
-        block, order = rows[0][0], [place for rows_of, place in rows if rows_of is rows[0][0]]
-        if order == list(range(len(block))):
+        block = rows[0][0]
+        if block is logps and all(row[0] is block and row[1] == place for place, row in enumerate(rows)):
             return block
         return torch.stack([_as_wide(rows_of[place : place + 1], width)[0] for rows_of, place in rows])
 

@@ -19,7 +19,7 @@ import torch
 from ..base.progress import KeptErrors
 from ..base.transfer import send
 from ..batch.candidates import Block, Candidate, Recorded
-from ..compat import LOSS, REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of_entropy_control
+from ..compat import LOSS, OLD_LOGPS, REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of_entropy_control
 from ..data.fields import ADVANTAGES
 from ..data.types import Ints, Placement
 from ..errors import SeamError
@@ -82,7 +82,7 @@ class Tap:
         self._given: Given | None = None
         self._parts: list[MicroBatch] = []
         self._model: Any = None
-        self._checked = False  # whether a loss that is not TRL's was seen to use what it reads
+        self._checked = False  # whether a loss that is not TRL's was seen to use what the tap writes
         self.reading: MicroBatch | None = None
         self.classes = LossClasses(self.part)
         self._candidates: dict[int, Candidate] = {}
@@ -169,11 +169,20 @@ class Tap:
         on_device = send({0: rows}, inputs[COMPLETIONS].device)[0]
         self._given = Given(on_device, rows, inputs[COMPLETIONS])
         inputs[ROWS] = on_device
+        watched = inputs
+        if OLD_LOGPS not in inputs and bool((rows[:, 0] < 0).any()):
+            watched = ReadNotes(inputs)
         try:
-            loss = whole(inputs)
+            loss = whole(watched)
             self.handshake.check(self._parts, could_train=bool(self._parts) or bool(inputs[ADVANTAGES].any()))
+            if watched is not inputs:
+                self.classes.check_overrides(type(self._trainer()), watched.read)
             return loss
+        except Exception:
+            self.handshake.awaited = False  # as where memory runs out, and training_step goes on
+            raise
         finally:
+            inputs.update(watched)
             self._parts, self._given = [], None
             if inputs.get(ROWS) is on_device:
                 inputs[ROWS] = rows
@@ -192,9 +201,10 @@ class Tap:
         rows = self._rows(self._given, inputs)
         self.reading = micro = MicroBatch(inputs, rows, self._given.rows if rows is self._given.on_cpu else None)
         batch = inputs
-        if not is_stock and not self._checked:
+        trains_otherwise = bool(micro.replayed) or micro.has(-1)
+        if not is_stock and (trains_otherwise or not self._checked):
             batch = ReadNotes(inputs)
-        elif micro.replayed or micro.has(-1):
+        elif trains_otherwise:
             batch = dict(inputs)
         micro.batch = batch
         self._model = None if is_stock else model

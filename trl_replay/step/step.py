@@ -229,7 +229,10 @@ class Step:
 
     def check_loss(self) -> None:
         """Raise, before the optimizer steps on a whole batch, if no loss on its live rows went through the seam."""
-        args, pending = self._trainer().args, self.carry.pending
+        trainer, pending = self._trainer(), self.carry.pending
+        if self.handshake.awaited and not compat.has_gradients(trainer):
+            self.handshake.awaited = False  # the trainer has skipped all of it
+        args = trainer.args
         is_whole = args.steps_per_generation <= args.gradient_accumulation_steps and self._components.processes == 1
         if is_whole and (self.supply.placed.lengths or (pending is not None and pending.candidates)):
             self.handshake.has_run(self._buffer.clock.update + 1, self.carry.collected_at)
