@@ -244,7 +244,7 @@ class Session:
         scores them as its own.
 
         Args:
-            source (`Any`): What `datasets.load_dataset` reads: a path, a pattern, or a list of these; or rows, as a
+            source (`Any`): What `datasets.load_dataset` reads: a path, a folder, or a list of these; or rows, as a
                 `Dataset` or mappings. One row is one completion, with the columns `prompt` and `completion` (texts,
                 messages, or ids), those of the trainer's dataset, and `reward`, or `reward/NAME` for each reward
                 function: docs/files.md. All processes get the same.

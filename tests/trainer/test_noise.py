@@ -128,6 +128,17 @@ def test_lora_dropout_is_told_and_turned_off_by_disable_dropout(tmp_path):
         assert (noise.dropout > 1e-3) == (not disable)
 
 
+def test_a_quantized_model_on_a_cpu_is_not_tried(tmp_path):
+    """4-bit weights of bitsandbytes are packed for good by their first forward in eval mode there."""
+    forwards = []
+    trainer = build(tmp_path, digit, model=model())
+    trainer.model.is_quantized = True
+    trainer.model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    session = trl_replay.attach(trainer)
+    assert session.noise is None
+    assert forwards == []
+
+
 def test_a_model_that_can_not_be_tried_is_said_so(tmp_path):
     trainer = build(tmp_path, digit, trainer_class=GRPOTrainer)
 

@@ -177,6 +177,23 @@ def test_a_row_without_the_datasets_columns_finds_its_task_by_its_prompt_unless_
     assert session.buffer.table.prompt.tolist()[1] == session.components.tasks.key(dataset[2])
 
 
+@pytest.mark.parametrize("rescore", [False, True])
+def test_a_group_of_an_export_whose_dataset_row_is_gone_takes_none_of_several_with_its_prompt(tmp_path, rescore):
+    from replaying import build
+
+    def right(completions, answer, **_):
+        return [float(text.startswith(one)) for text, one in zip(completions, answer, strict=True)]
+
+    first = attached(build(tmp_path / "a", right, [{"prompt": "1=", "answer": "2"}]))
+    assert first.add([{**row, "answer": "2"} for row in rows_of("1=", list("2345"), LIVE)]) == 1
+    path = first.export(tmp_path / "groups.parquet")
+    dataset = [{"prompt": "1=", "answer": answer} for answer in "34"]
+    session = attached(build(tmp_path / "b", right, dataset))
+    gone = "its row of the dataset is gone, and several others have its prompt"
+    with pytest.warns(UserWarning, match="same prompt differ in 'answer'"), pytest.warns(UserWarning, match=gone):
+        assert session.add(path, rescore=rescore) == 0
+
+
 def test_a_column_of_the_dataset_with_the_name_of_a_files_own_tells_no_task(tmp_path):
     from replaying import build
 

@@ -60,6 +60,24 @@ def test_174_a_file_of_any_usual_kind_fills_the_buffer(session, tmp_path, name):
     check_one_group(session)
 
 
+@pytest.mark.parametrize("name", ["runs/lr[1e-6]/g.jsonl", "a*.jsonl", "x::y.jsonl", "what?.json", "{a,b}.jsonl"])
+def test_a_files_path_is_a_path_and_never_a_pattern(session, tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(in_lines(ROWS))
+    (tmp_path / "a1.jsonl").write_bytes(in_lines(rows(note="another", group=1)))
+    assert session.add(path) == 1
+    check_one_group(session)
+
+
+def test_a_file_with_more_groups_than_the_buffer_has_room_for_says_how_many_are_left(tmp_path):
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2)
+    session = trl_replay.attach(trainer, replay_buffer_size=3)
+    made = [{**row, "group": group} for group in range(5) for row in rows()]
+    with pytest.warns(UserWarning, match=r"has 5 groups, and 3 of them are in the buffer: raise replay_buffer_size=3"):
+        assert session.add(made) == 3
+
+
 @pytest.mark.parametrize("made", TABLES, ids=["datasets", "a generator"])
 def test_174_datasets_and_mappings_are_rows(session, made):
     assert session.add(made([*ROWS, {**ROWS[0], "group": 1, "advantage": 1.0}])) == 1
@@ -71,7 +89,7 @@ def test_174_a_table_of_pandas_is_refused_with_the_remedy(session):
         session.add(pd.DataFrame(ROWS))
 
 
-@pytest.mark.parametrize("named", ["a list", "a folder", "a pattern", "the name that was exported to"])
+@pytest.mark.parametrize("named", ["a list", "a folder", "the name that was exported to"])
 def test_174_groups_of_several_files_are_told_apart(tmp_path, named):
     """Numbers of groups begin at 0 in each, also where both have groups of one prompt."""
     folder = tmp_path / "out"
@@ -90,7 +108,7 @@ def test_174_groups_of_several_files_are_told_apart(tmp_path, named):
         ]
         pd.DataFrame(made).to_parquet(file)
     (folder / "notes.txt").write_text("not a file of rows")
-    source = {"a list": list(map(str, files)), "a folder": folder, "a pattern": str(folder / "*.parquet")}
+    source = {"a list": list(map(str, files)), "a folder": folder}
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=1)
     session = trl_replay.attach(trainer, replay_warm_start=source.get(named, folder / "out.parquet"))
     trainer.train()
@@ -123,7 +141,7 @@ def in_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("nothing/*.parquet", "nor a folder or a pattern"),
+        ("nothing/*.parquet", "nor a folder of such"),
         ("rows.txt", r"give a \.parquet, \.jsonl, .*, not rows\.txt"),
         (["rows.txt", "none.csv"], "not rows.txt"),
         ({"train": []}, "give a path, a Dataset, or rows"),

@@ -1,6 +1,7 @@
 """A session in the user's hands: pause, resume, clear, and what it tells."""
 
 import pytest
+import torch
 from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, record
 from transformers import TrainerCallback
@@ -15,6 +16,27 @@ SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
 @pytest.fixture
 def trainer(tmp_path):
     return make_trainer(tmp_path, Rewards(*SCRIPT))
+
+
+def test_a_loop_of_ones_own_is_told_that_replay_has_seen_no_update(tmp_path):
+    def go(updates, hears):
+        trainer = make_trainer(tmp_path, Rewards(*[[LIVE, DEAD, HALF]] * 4), max_steps=updates)
+        session = trl_replay.attach(trainer, replay_start=0)
+        optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-3)
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.model.train()
+        for _, batch in zip(range(updates), trainer.get_train_dataloader(), strict=False):
+            trainer.training_step(trainer.model, batch, None)
+            optimizer.step()
+            optimizer.zero_grad()
+            trainer.state.global_step += 1
+            if hears:
+                session.updated()
+        return session
+
+    with pytest.warns(UserWarning, match=r"replay has seen no update: .* call session\.updated\(\)"):
+        assert go(3, hears=False).totals.counters["replaced"] == 0
+    assert go(3, hears=True).totals.counters["replaced"] > 0
 
 
 def test_a_paused_session_replays_and_stores_nothing_until_it_resumes(tmp_path):

@@ -1,4 +1,4 @@
-"""Files that are read or replaced: only regular ones, also of a path, a pattern, or a folder."""
+"""Files that are read or replaced: only regular ones, also of a path or a folder."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def are_paths(value: object) -> TypeGuard[Paths]:
 
 
 def data_files(paths: Paths) -> list[Path]:
-    """Return the files that are meant, each once, those of a pattern or a folder by their names.
+    """Return the files that are meant, each once, those of a folder by their names.
 
     Raises:
         ValueError: There is none for one of the paths, or none that can be read: says what to give.
@@ -80,17 +80,13 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_dir():
         found = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(ENDINGS))
     else:
-        found = [path] if path.is_file() else _parts(path) or _matching(path)
+        found = [path] if path.is_file() else _parts(path)
     if not found:
-        raise ValueError(f"give the path of a file that exists: {path} is none, nor a folder or a pattern of such")
+        raise ValueError(f"give the path of a file that exists: {path} is none, nor a folder of such")
     for file in found:
         if not file.name.endswith(ENDINGS):
             raise ValueError(f"give {KINDS}, not {file.name}")
         yield file
-
-
-def _matching(path: Path) -> list[Path]:
-    return sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
 
 
 def _parts(path: Path) -> list[Path]:

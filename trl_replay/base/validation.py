@@ -204,18 +204,12 @@ def function_name(value: object) -> str | None:
 def readable_files(value: object) -> str | None:
     """Paths of files that are there."""
     if not are_paths(value):
-        return f"give the path of {KINDS}, of a folder, a pattern such as 'runs/*.parquet', or a list of these"
+        return f"give the path of {KINDS}, of a folder, or a list of these"
     try:
         data_files(value)
     except ValueError as error:
         return str(error)
     return None
-
-
-def column_names(value: object) -> str | None:
-    """A mapping from texts to texts."""
-    is_mapping = isinstance(value, dict) and all(isinstance(name, str) for name in [*value, *value.values()])
-    return None if is_mapping else "give a mapping such as {'question': 'prompt'}, or the same as a JSON object"
 
 
 def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) -> None:

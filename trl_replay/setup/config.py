@@ -255,8 +255,8 @@ class ReplayConfig:
     replay_warm_start: Annotated[list[str] | None, Rule(optional(readable_files))] = setting(
         None,
         """Files that fill the buffer when training begins: what `datasets.load_dataset` reads, with the columns
-        `prompt`, `completion`, and `reward`, or what `session.export` wrote. A path, a folder, a pattern such as
-        `"runs/*.parquet"`, or a list. Not read again on resuming.""",
+        `prompt`, `completion`, and `reward`, or what `session.export` wrote. A path, a folder, or a
+        list. Not read again on resuming.""",
     )
     replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
         "refuse",

@@ -46,12 +46,14 @@ class Trial(NamedTuple):
 def try_model(trainer: Any, runs_model: bool = False) -> Trial:
     """Score a made-up row alone, among others, and behind padding; with dropout, twice.
 
-    A model that can't be tried, or that an engine runs (DeepSpeed, FSDP, or that of a layout that `runs_model`), is
-    judged by the names of its modules. The model and the global generators are as before.
+    A model that can't be tried, that an engine runs (DeepSpeed, FSDP, or that of a layout that `runs_model`), or that
+    a forward in eval mode would change (quantized, on a CPU), is judged by the names of its modules. The model and the
+    global generators are as before.
     """
     model = trainer.model
     named = any(name.endswith(NAMES) for name, _ in model.named_modules())
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or runs_model:
+    packs_weights = getattr(model, "is_quantized", False) and model.device.type == "cpu"
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or runs_model or packs_weights:
         return Trial(None, named)
     try:
         return _tried(trainer, model)

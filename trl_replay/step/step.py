@@ -149,6 +149,7 @@ class Step:
             score (`Callable`, *optional*): Scores further rows as TRL does; needed where something is generated again.
         """
         self._roll_call.for_training()
+        self._warn_of_no_update()
         started = time.perf_counter()
         self.carry.unfinished = True
         fetched = self.judge.fetch(batch)
@@ -160,6 +161,16 @@ class Step:
         composed = self._train_on(fresh, agreed, payload, started)
         self._read_again(agreed)
         return composed
+
+    def _warn_of_no_update(self) -> None:
+        """Warn where a second batch is scored, and neither training nor an update was heard of."""
+        clock = self._buffer.clock
+        if self._totals.batches == 1 and not clock.update and not clock.planned:
+            warnings.warn(
+                "A second batch is scored, and replay has seen no update: nothing would be replayed. It counts them "
+                "in trainer.train(); in a loop of your own, call session.updated() after each optimizer.step().",
+                stacklevel=2,
+            )
 
     def _read_again(self, agreed: Agreed[Decision]) -> bool:
         """Read the file of `replay_warm_start` once more where its groups have left; tell whether that was done."""

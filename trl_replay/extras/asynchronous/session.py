@@ -339,7 +339,7 @@ class AsyncSession:
 
     def export(self, path: str | Path) -> Path:
         """Write what this process holds to a Parquet file: see [`Session.export`]."""
-        return self.files.export(path)
+        return Path(path) if self.queue is None else self.files.export(path)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, with the samples that are not trained on yet; JSON can hold it."""

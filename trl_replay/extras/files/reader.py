@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import compat
-from ...base.files import are_paths, data_files
+from ...base.files import ENDINGS, are_paths, data_files
 from ...data.counters import Tally
 from ...data.fields import ADVANTAGES
 from ...data.tasks import PROMPT_COLUMNS, Tasks
@@ -305,7 +306,9 @@ class FileTasks:
         if not told and self._needed <= made.keys():
             return made, self._tasks.key(made)
         of_prompt = self._by_prompt.get(_of_prompt(made), {})
-        if len(of_prompt) > 1 and not told:
+        if len(of_prompt) > 1:
+            if told:
+                raise RowError("its row of the dataset is gone, and several others have its prompt")
             lacking = ", ".join(map(repr, sorted(self._columns - made.keys())))
             raise RowError(f"several rows of the dataset have its prompt: add the columns {lacking}")
         for key, number in of_prompt.items():
@@ -435,8 +438,12 @@ def _read(path: Path) -> Iterator[Any]:
     from datasets import load_dataset
 
     kind = next((KINDS[suffix] for suffix in path.suffixes if suffix in KINDS), "json")
+    ending = next(ending for ending in reversed(ENDINGS) if path.name.endswith(ending))
     try:
-        yield from load_dataset(kind, data_files=str(path), split="train", streaming=True)
+        with tempfile.TemporaryDirectory() as folder:
+            link = Path(folder) / f"rows{ending}"  # datasets would take brackets for a pattern, and :: for a chain
+            link.symlink_to(path.absolute())
+            yield from load_dataset(kind, data_files=str(link), split="train", streaming=True)
     except Exception as error:  # of datasets, pyarrow, pandas or the system
         raise ReplayError(
             f"{path} can't be read: {type(error).__name__}: {error}. Give what datasets.load_dataset({kind!r}, "

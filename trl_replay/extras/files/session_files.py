@@ -96,6 +96,12 @@ class Files:
         reasons += tally.reasons
         if trainer.accelerator.is_main_process and reasons and not count:
             warnings.warn(f"No group of {source_name(source)} was added: {'; '.join(reasons)}.", stacklevel=3)
+        elif trainer.accelerator.is_main_process and len(groups) > buffer.capacity:
+            warnings.warn(
+                f"{source_name(source)} has {len(groups)} groups, and {count} of them are in the buffer: raise "
+                f"replay_buffer_size={self._config.replay_buffer_size}, or give fewer.",
+                stacklevel=3,
+            )
         return count
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
