@@ -105,9 +105,8 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _has_states(folder: Path, older: Path | None) -> bool:
-    """Tell whether what the trainer goes on from is there, of which it would miss an optimizer or a scheduler without a
-    word: what the next older checkpoint has, and where it saves the generators' states all of these, unless an engine
-    keeps them elsewhere."""
+    """Tell whether what the trainer goes on from is there: what the next older checkpoint has and, where it saves the
+    generators' states, an optimizer and a scheduler, which it would not miss; an engine keeps these elsewhere."""
     names = {path.name for path in folder.iterdir()}
     needed = set() if older is None else _states({path.name for path in older.iterdir()})
     if any(map(GENERATORS.fullmatch, names)) and not any(map(OF_ENGINES.fullmatch, names)):
