@@ -252,11 +252,14 @@ class AttachedSession(SessionLike, Protocol):
     def finish(self) -> None:
         """Hear that training has ended."""
 
+    def settle(self) -> None:
+        """Hear that a checkpoint is about to be written: nothing may wait."""
+
     def saving(self) -> AbstractContextManager[Any]:
         """Return a context in which a checkpoint is written."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold, `pending` (candidates), and `prompts` (columns of those generated for)."""
+        """Return what JSON can hold, and `prompts` (columns of those generated for)."""
 
     def load_state_dict(self, state: Mapping[str, Any], of_ranks: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Take it."""

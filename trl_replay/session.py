@@ -282,6 +282,10 @@ class Session:
         """
         return self.files.export(path)
 
+    def settle(self) -> None:
+        """A checkpoint is about to be written: what waits for the next batch settles now."""
+        self.step.settle()
+
     def finish(self) -> None:
         """Training ends: what waits for the next batch settles now."""
         self.step.finish()

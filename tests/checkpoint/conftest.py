@@ -9,7 +9,7 @@ from resuming import last, train
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A checkpoint of six updates with a full buffer and candidates. Not to be changed."""
+    """A checkpoint of six updates with a full buffer. Not to be changed."""
     folder = tmp_path_factory.mktemp("run")
     train(folder, max_steps=6)
     return Path(last(folder))

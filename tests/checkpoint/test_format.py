@@ -15,7 +15,7 @@ from trl_replay.checkpoint.session_state import RankPart
 EXAMPLES = 250
 
 
-FILES = ("state.json", "table.safetensors", "candidates.safetensors", "payload-00000.safetensors")
+FILES = ("state.json", "table.safetensors", "payload-00000.safetensors")
 
 
 class Resumable:
@@ -95,8 +95,8 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable, tmp_path):
 
 def test_another_format_version_is_refused_with_both_values_and_what_goes_on(tmp_path, copied):
     path = copied / "trl_replay" / "rank-00000" / "state.json"
-    path.write_text(path.read_text().replace('"format": 4', '"format": 3'))
-    words = r"format version 3; this release reads version 4\. Use the release.*set replay_on_mismatch='empty'"
+    path.write_text(path.read_text().replace('"format": 5', '"format": 3'))
+    words = r"format version 3; this release reads version 5\. Use the release.*set replay_on_mismatch='empty'"
     with pytest.raises(MismatchError, match=words):
         resume(tmp_path, copied)
     with pytest.warns(UserWarning, match=r"an empty replay buffer.*format version 3"):
@@ -130,10 +130,10 @@ def test_no_file_of_ours_is_read_by_pickle(checkpoint):
         else:
             assert path.suffix == ".safetensors"
             assert path.read_bytes()[8:9] == b"{"
-    assert len(files) == 4
+    assert len(files) == 3
 
 
-@pytest.mark.parametrize("name", ["state.json", "table.safetensors", "candidates.safetensors",
+@pytest.mark.parametrize("name", ["state.json", "table.safetensors",
                                   "payload-00000.safetensors"])  # fmt: skip
 @pytest.mark.parametrize(
     "kind", ["empty", "a folder", "a link to nowhere", "a link to itself", "another checkpoint's"]

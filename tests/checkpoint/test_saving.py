@@ -22,7 +22,6 @@ def test_the_buffer_is_rotated_with_the_checkpoint(tmp_path):
     assert {path.name for path in (tmp_path / "checkpoint-6" / "trl_replay" / "rank-00000").iterdir()} == {
         "state.json",
         "table.safetensors",
-        "candidates.safetensors",
         "payload-00000.safetensors",
     }
 
@@ -82,7 +81,7 @@ def test_ours_is_there_when_the_trainer_uploads(tmp_path, monkeypatch):
     monkeypatch.setattr(type(trainer), "_push_from_checkpoint", push)
     monkeypatch.setattr(type(trainer), "push_to_hub", lambda *args, **kwargs: None)
     train(tmp_path, trainer=trainer)
-    assert set(uploaded) == {"state.json", "table.safetensors", "candidates.safetensors", "payload-00000.safetensors"}
+    assert set(uploaded) == {"state.json", "table.safetensors", "payload-00000.safetensors"}
 
 
 def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoint_before(tmp_path, monkeypatch):
@@ -92,7 +91,7 @@ def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoi
 
     def full(tensors, path):
         calls.append(path)
-        if len(calls) == 3:  # two files each time: payload, candidates
+        if len(calls) == 2:
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         write(tensors, path)

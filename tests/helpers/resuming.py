@@ -203,7 +203,6 @@ def group_hash(group: Group) -> str:
 def state(session: Any) -> dict[str, Any]:
     """All that a checkpoint must bring back, as values that compare."""
     buffer, carry = session.buffer, session.step.carry
-    noted = carry.pending
     rounds = session.step.rounds
     return {
         "rounds": None if rounds is None else rounds.state_dict(),
@@ -220,16 +219,7 @@ def state(session: Any) -> dict[str, Any]:
         "totals": [session.totals.batches, dict(session.totals.counters), dict(session.totals.reasons)],
         "limits": dict(buffer.rules.limiter.state_dict()),
         "metrics": {key: value for key, value in session.metrics.items() if key not in TIMED},
-        "candidates": None if noted is None else [_candidate(candidate) for candidate in noted.candidates],
-        "view": None if noted is None else {name: getattr(noted.groups, name).tolist() for name in saved.VIEWS},
-        "waiting keys": None if noted is None else [sorted(waiting.keys) for waiting in noted.candidates],
     }
-
-
-def _candidate(candidate: Any) -> list[Any]:
-    records = [None if record is None else record.block.rows()[record.place].tolist() for record in candidate.records]
-    group = None if candidate.group is None else group_hash(candidate.group)
-    return [candidate.serial, candidate.slot, candidate.rows, candidate.update, records, group]
 
 
 def everything(trainer: Any, session: Any) -> dict[str, Any]:

@@ -175,10 +175,6 @@ class PendingGroups:
         fitting = [one for one in self.candidates if self.groups.lengths[one.slot].max() <= longest]
         return replace(self, candidates=fitting), len(self.candidates) - len(fitting)
 
-    def since(self, serial: int) -> PendingGroups:
-        """These, without those of lower serial numbers."""
-        return replace(self, candidates=[candidate for candidate in self.candidates if candidate.serial >= serial])
-
     def describe(self, count: int) -> dict[str, NDArray[Any]]:
         """Complete the candidates whose log-probs are all recorded, and describe all for scopes, as 8-byte columns
         over this process's `count` rows.

@@ -4,7 +4,6 @@ checkpoint-12/trl_replay/rank-00000/
     state.json                  counters, generators, what the run was like, and the checksums of the other files
     table.safetensors           the table's columns
     payload-00000.safetensors   packed groups, one after the other, up to `SHARD_BYTES` a file
-    candidates.safetensors      groups that have not settled yet
     prompts.safetensors         the prompts generated for, where something is generated again
     plugins/<name>/             what plugins wrote
 """
@@ -20,31 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from ..base.files import named_in, regular
-from ..batch.candidates import Block, Candidate, PendingGroups, Recorded
 from ..data.rewards import RewardRule
-from ..data.types import OF_GROUPS, Groups, Packed
+from ..data.types import Packed
 from ..errors import CheckpointError, MismatchError
-from ..serialization.groups import from_tensors, to_tensors, unpack
+from ..serialization.groups import from_tensors, to_tensors
 from .discovery import FOLDER
 
-FORMAT = 4
-STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
-    "state.json",
-    "table.safetensors",
-    "candidates.safetensors",
-    "prompts.safetensors",
-    "plugins",
-)
+FORMAT = 5
+STATE, TABLE, PROMPTS, PLUGINS = ("state.json", "table.safetensors", "prompts.safetensors", "plugins")
 SHARD_BYTES = 64 << 20
-VIEWS = (*OF_GROUPS, "reward_weights")
 
 REMEDY = "Resume from another checkpoint: trl_replay.last_complete_checkpoint(output_dir) finds the newest whole one."
 
@@ -117,7 +107,6 @@ class RankState:
         session (`dict[str, Any]`): Counters, generators and what else JSON holds.
         columns (`dict[str, NDArray]`): The table's.
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
-        pending ([`PendingGroups`], *optional*): Candidates that have not settled.
         beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
         prompts (`dict[str, NDArray]`, *optional*): Columns of the prompts generated for.
         files (`list[Path]`): Where the payload that it holds was read from, verified.
@@ -129,7 +118,6 @@ class RankState:
     session: dict[str, Any]
     columns: dict[str, NDArray[Any]]
     keysets: list[frozenset[str]]
-    pending: PendingGroups | None = None
     beside: list[str] = field(default_factory=list)
     prompts: dict[str, NDArray[Any]] | None = None
     files: list[Path] = field(default_factory=list)
@@ -139,7 +127,7 @@ class RankState:
         columns = {name: column[:0] for name, column in self.columns.items()}
         columns["row_rewards"] = columns["row_rewards"][..., :1].repeat(len(rule.functions), axis=-1)
         session = {**self.session, "reward_rule": rule}
-        return replace(self, session=session, columns=columns, pending=None, files=[])
+        return replace(self, session=session, columns=columns, files=[])
 
     def payload(self) -> Iterator[tuple[int, Packed]]:
         """`(serial, packed group)` of all payload that this rank held."""
@@ -169,8 +157,6 @@ def write(
     save_arrays({name: np.ascontiguousarray(column) for name, column in saved.columns.items()}, mine / TABLE)
     for number, groups in enumerate(_shards(payload)):
         save_file(to_tensors(groups), mine / f"payload-{number:05d}.safetensors")
-    if saved.pending is not None:
-        save_file(_tensors_of(saved.pending), mine / CANDIDATES)
     if saved.prompts is not None:
         save_arrays(saved.prompts, mine / PROMPTS)
     plugins(mine / PLUGINS)
@@ -181,7 +167,6 @@ def write(
         "rank": saved.rank,
         "session": saved.session,
         "keysets": [sorted(keys) for keys in saved.keysets],
-        "pending": saved.pending and _description(saved.pending),
         "beside": saved.beside,
         "files": {path.relative_to(mine).as_posix(): _checksum(path) for path in files},
     }
@@ -211,7 +196,6 @@ def read(folder: Path, rank: int) -> RankState:
             columns=load_arrays(files[TABLE]),
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
-            pending=_read_pending(content["pending"], files),
             prompts=load_arrays(files[PROMPTS]) if PROMPTS in files else None,
             files=[path for name, path in files.items() if name.startswith("payload-")],
         )
@@ -294,69 +278,3 @@ def _shards(payload: Iterable[tuple[int, Packed]]) -> Iterator[dict[int, Packed]
             shard, nbytes = {}, 0
     if shard:
         yield shard
-
-
-def _description(pending: PendingGroups) -> dict[str, Any]:
-    """Describe candidates for JSON."""
-    candidates = [_describe(candidate) for candidate in pending.candidates]
-    return {"candidates": candidates}
-
-
-def _describe(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "serial": candidate.serial,
-        "slot": candidate.slot,
-        "holds": sorted(candidate.keys),
-        "rows": [candidate.rows.start, candidate.rows.stop],
-        "update": candidate.update,
-        "complete": candidate.group is not None,
-        "records": [record is not None for record in candidate.records],
-    }
-
-
-def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
-    """Collect candidates for safetensors: their view, their payload, and log-probs recorded so far."""
-    tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
-    payloads = {candidate.serial: candidate.payload() for candidate in pending.candidates}
-    tensors |= to_tensors({serial: payload for serial, payload in payloads.items() if payload is not None})
-    for candidate in pending.candidates:
-        for row, record in enumerate(candidate.records):
-            if record is not None:
-                tensors[_record_name(candidate.serial, row)] = torch.from_numpy(
-                    record.block.rows()[record.place].copy()
-                )
-    return tensors
-
-
-def _record_name(serial: int, row: int) -> str:
-    return f"{serial}@{row}"
-
-
-def _read_pending(description: dict[str, Any] | None, files: Mapping[str, Path]) -> PendingGroups | None:
-    """The candidates of one rank, if it had any."""
-    if not description:
-        return None
-    tensors = load_file(files[CANDIDATES])
-    views: dict[str, Any] = {name: tensors[name].numpy() for name in VIEWS}
-    groups = dict(from_tensors(tensors.__getitem__))
-    candidates = [_read_candidate(described, tensors, groups) for described in description["candidates"]]
-    return PendingGroups(Groups(**views), candidates)
-
-
-def _read_candidate(
-    described: dict[str, Any], tensors: Mapping[str, torch.Tensor], groups: Mapping[int, Packed]
-) -> Candidate:
-    serial = described["serial"]
-    group = unpack(groups[serial]) if described["complete"] else None
-    records = []
-    for row, known in enumerate(described["records"]):
-        records.append(Recorded(Block(tensors[_record_name(serial, row)][None]), 0) if known else None)
-    return Candidate(
-        serial=serial,
-        slot=described["slot"],
-        group=group,
-        keys=frozenset(described["holds"]),
-        rows=slice(*described["rows"]),
-        update=described["update"],
-        records=records,
-    )

@@ -40,14 +40,12 @@ class RankShare:
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         payload (`Callable`): Yields `(serial, packed group)`.
         next_serial (`int`): Of the next fresh group.
-        dropped (`int`): Candidates, which have no place in batches that are divided otherwise.
     """
 
     columns: Columns
     keysets: list[frozenset[str]]
     payload: Callable[[], Iterator[tuple[int, Packed]]]
     next_serial: int
-    dropped: int
 
 
 def reshard(states: Sequence[RankState], target: TargetRank) -> RankShare:
@@ -81,8 +79,7 @@ def _reshard_private_buffers(states: Sequence[RankState], target: TargetRank) ->
                     yield wanted[number, serial], packed
 
     columns = {name: column[mine] for name, column in columns.items()}
-    dropped = sum(len(state.pending.candidates) for state in states if state.pending is not None)
-    return RankShare(columns, keysets, payload, count, dropped if target.rank == 0 else 0)
+    return RankShare(columns, keysets, payload, count)
 
 
 def _reshard_one_buffer(states: Sequence[RankState], target: TargetRank) -> RankShare:
@@ -99,8 +96,7 @@ def _reshard_one_buffer(states: Sequence[RankState], target: TargetRank) -> Rank
                     yield serial, packed
 
     next_serial = max(state.session["serial"] for state in states)
-    dropped = 0 if states[0].pending is None else len(states[0].pending.candidates)
-    return RankShare(columns, keysets, payload, next_serial, dropped)
+    return RankShare(columns, keysets, payload, next_serial)
 
 
 def _concatenated(states: Sequence[RankState]) -> tuple[Columns, list[frozenset[str]]]:

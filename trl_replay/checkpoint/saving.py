@@ -45,6 +45,7 @@ def save(
         return stock(model, trial, **kwargs)
     if any(detached):
         raise SeamError("Replay is detached on some processes only: detach on all, after the same update.")
+    session.settle()
     folder = checkpoint_folder(trainer, trial)
     saves = trainer.args.should_save
 

@@ -6,14 +6,13 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import compat
-from ..batch.candidates import LONGER, PendingGroups
+from ..batch.candidates import LONGER
 from ..buffer.replay_buffer import OTHER_RULE
 from ..data.counters import Tally
 from ..data.rewards import RewardRule
@@ -106,10 +105,8 @@ class RankPart:
     def _rank_state(self, save_id: str) -> RankState:
         """This rank's session, without payload."""
         state = {**self._session.state_dict(), **self._buffer.state_dict()}
-        arrays = {name: state.pop(name) for name in ("columns", "keysets", "pending", "prompts")}
+        arrays = {name: state.pop(name) for name in ("columns", "keysets", "prompts")}
         state["strategies"] = {name: plain(strategy, name) for name, strategy in state["strategies"].items()}
-        if arrays["pending"] is not None:
-            arrays["pending"] = arrays["pending"].since(self._buffer.scored_from)
         state["strategy_names"] = self._strategy_names()
         state["max_completion_length"] = self._trainer.args.max_completion_length
         return RankState(
@@ -212,10 +209,6 @@ class RankPart:
             states = [state.without_groups(rule) for state in states]
         gone = sorted({task for state in states for task in self._gone(state)})
         same = states[0].identity.layout == self.identity().layout
-        followed = slice(None) if same else slice(self._rank, None, self._components.processes)
-        waited = _waiting(states[followed])
-        states = [state if state.pending is None else self._without(state, gone) for state in states]
-        tally.refuse(waited - _waiting(states[followed]), GONE)
         mine = states[self._rank % len(states)]
         if same:
             self._apply_own(mine)
@@ -223,7 +216,6 @@ class RankPart:
             self._apply_resharded(states, mine)
         self._buffer.score_by(rule, changes, tally, tells=self._rank == 0)
         self._buffer.totals.add(tally, batches=0)
-        self._forget_longer(mine)  # of candidates that other ranks left
         self._forget_gone(gone)
         written = files.rank_folder(folder, mine.rank)
         self._components.hooks.load(self._session, written / files.PLUGINS)
@@ -231,15 +223,14 @@ class RankPart:
     def _apply_own(self, mine: RankState) -> None:
         """Every rank goes on where it was."""
         self._buffer.totals.load_state_dict(mine.session["totals"], mine.session["totals"])
-        pending = mine.pending and self._fitting(mine.pending, mine)
         self._buffer.load_state_dict(
             {**self._for_these_strategies(mine.session), "columns": mine.columns, "keysets": mine.keysets}
         )
-        self._session.load_state_dict({**mine.session, "pending": pending, "prompts": mine.prompts})  # by its clock
+        self._session.load_state_dict({**mine.session, "prompts": mine.prompts})  # by its clock
         self._fill(mine, mine.payload())
 
     def _apply_resharded(self, states: Sequence[RankState], mine: RankState) -> None:
-        """Entries and candidates of all ranks are dealt to other ranks."""
+        """Entries of all ranks are dealt to other ranks."""
         one_buffer = self._components.scope.one_buffer
         rank, ranks = self._rank, self._components.processes
         existed = rank < len(states)
@@ -247,7 +238,7 @@ class RankPart:
             {**state.session, "prompts": state.prompts if state is mine or not one_buffer else None}
             for state in states
         ]
-        self._session.load_state_dict({**mine.session, "pending": None}, of_ranks)
+        self._session.load_state_dict(mine.session, of_ranks)
         followed = [mine] if one_buffer else states[rank::ranks]
         self._buffer.totals.load_state_dict(*(state.session["totals"] for state in [mine, *followed]))
         resharded = reshard(states, TargetRank(one_buffer, rank, ranks))
@@ -259,9 +250,6 @@ class RankPart:
         state["serial"] = max(resharded.next_serial, mine.session["serial"])
         self._buffer.load_state_dict(state, own=existed, shared=existed or one_buffer)
         self._fill(mine, resharded.payload())
-        tally = Tally()
-        tally.refuse(resharded.dropped, "batches are divided otherwise since it was generated")
-        self._buffer.totals.add(tally, batches=0)
 
     def _longest(self, mine: RankState) -> float:
         """Return `max_completion_length`, if it is shorter than then. Longer rows would make batches as wide as then,
@@ -280,7 +268,6 @@ class RankPart:
         as the label, is another."""
         columns = state.columns
         stored = set(columns["prompt"][columns["origin"] == 0].tolist())
-        stored |= set() if state.pending is None else set(state.pending.groups.prompt.tolist())
         stored = {task for task in stored if task > 0}  # others are no row's
         if compat.has_environments(self._trainer) or not compat.computes_rewards(self._trainer):
             return []  # environments, or a worker, say what the tasks are
@@ -306,21 +293,6 @@ class RankPart:
     def _tell(self, text: str) -> None:
         if self._rank == 0:
             warnings.warn(text, stacklevel=2)
-
-    def _without(self, state: RankState, tasks: Sequence[int]) -> RankState:
-        """The state without candidates of these tasks."""
-        assert state.pending is not None
-        prompts = state.pending.groups.prompt
-        left = [one for one in state.pending.candidates if int(prompts[one.slot]) not in tasks]
-        return replace(state, pending=replace(state.pending, candidates=left))
-
-    def _fitting(self, pending: PendingGroups, mine: RankState) -> PendingGroups:
-        """Return the candidates that are not longer, judged by the reward function that counts now."""
-        most, tally = self._longest(mine), Tally()
-        fitting, longer = pending.up_to(most)
-        tally.refuse(longer, f"{LONGER}={most}")
-        self._buffer.totals.add(tally, batches=0)
-        return replace(fitting, groups=replace(fitting.groups, counting=self._buffer.table.counting))
 
     def added(self) -> int:
         """Count the groups that were added, by hand or from a file, before anything was trained on."""
@@ -353,11 +325,6 @@ class RankPart:
         lost = sorted(set(due.tolist()) - set(self._buffer.held()))
         if lost:
             raise CheckpointError(f"its table has the entries {lost}, of which no file holds the tokens")
-
-
-def _waiting(states: Sequence[RankState]) -> int:
-    """Count the candidates."""
-    return sum(len(state.pending.candidates) for state in states if state.pending is not None)
 
 
 def _refuse_differences(then: Identity, now: Identity) -> None:

@@ -271,7 +271,7 @@ class Step:
         settled = {name: agreed.total[name] for name in SETTLED}
         drawn = {**settled, "iterated": agreed.total["replaced"]}
         self._totals.add(agreed.decision.tally.of_iteration(), batches=0, of_all_ranks=drawn)
-        self.carry.settled = {name: settled[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
+        self._carry_settled(settled)
         self._reporting.log_iteration(agreed.total)
 
     def skip_batch(self, count: int, at_end: bool = False) -> None:
@@ -310,6 +310,16 @@ class Step:
         pending, rows = self._share(None, count)
         self._settle(rows, pending)
 
+    def settle(self) -> None:
+        """Settle the last batch's candidates now: a checkpoint holds none. The next batch's metrics tell of it."""
+        if self.carry.pending is None:
+            return
+        pending, rows = self._share(None, compat.local_rows(self._trainer()))
+        self._carry_settled(self._settle(rows, pending).total)
+
+    def _carry_settled(self, total: Mapping[str, float]) -> None:
+        self.carry.settled = {name: total[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
+
     def keep(self, batch: Batch, choose: Callable[[Groups], tuple[Groups, list[int]]]) -> Tally:
         """Let a scored batch enter the buffer: share, judge, collect, and settle it. Nothing of it is trained on, and
         nothing in it is replaced.
@@ -330,9 +340,9 @@ class Step:
             groups, slots = choose(fresh.groups)
             pending = PendingGroups(groups, collect(replace(fresh, groups=groups), slots, self._components))
         rows = self._share_columns(None, count, pending)
-        return self._settle(rows, pending)
+        return self._settle(rows, pending).decision.tally
 
-    def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Tally:
+    def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Agreed[Decision]:
         """Settle candidates, and nothing else; return what was counted."""
 
         def decide() -> Decision:
@@ -343,7 +353,7 @@ class Step:
         self.communicator.move(rows, agreed.decision)
         self.communicator.agree(rows, Decision)  # what failed while payload moved
         self._totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
-        return agreed.decision.tally
+        return agreed
 
     def _judge(self, batch: Batch, rows: RowLayout, score: Score | None) -> JudgedBatch:
         """The batch, with further groups in the slots of dead ones where that is set."""
@@ -485,11 +495,9 @@ class Step:
         self._reporting.record({"replay/seconds": time.perf_counter() - started - generating})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it; JSON can hold all but `pending` (candidates) and `prompts` (columns of
-        those generated for)."""
+        """Return what a checkpoint keeps of it; JSON can hold all but `prompts` (columns of those generated for)."""
         rounds = self.rounds
         return {
-            "pending": self.carry.pending,
             "prompts": None if rounds is None else rounds.table.state_dict(),
             "shares": self.communicator.shares,
             "iteration": 0 if self.template is None else compat.begun_iteration(self._trainer()),
@@ -511,7 +519,6 @@ class Step:
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False
         self.carry.load_state_dict(state)
-        self.carry.pending = state["pending"]
         if self.rounds is None:
             return
         ranks = of_ranks or [state]

@@ -42,7 +42,7 @@ def dealt(folder, checkpoint, **settings):
     table = {name: found["columns"][name] for name in ("serial", "owner", "update", "score")}
     return {
         "columns": table,
-        **{name: found[name] for name in ("payload", "candidates")},
+        "payload": found["payload"],
         "update": session.update,
         "together": dict(session.totals.of_all_ranks),
     }

@@ -250,6 +250,9 @@ class AsyncSession:
         if window["replaced"] and not self.config.replay_dry_run:
             compat.tag_model(self.trainer.own, TAG)
 
+    def settle(self) -> None:
+        """Settle nothing: no candidates wait."""
+
     def finish(self) -> None:
         """Training has ended: samples that the trainer has fetched are not trained on."""
         if self.queue is not None:
@@ -344,7 +347,6 @@ class AsyncSession:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, with the samples that are not trained on yet; JSON can hold it."""
         return {
-            "pending": None,
             "prompts": None,
             "paused": self.paused,
             "metrics": self.metrics,
