@@ -493,18 +493,6 @@ def generates_once(trainer: Any) -> bool:
     return bool(micro_batches >= trainer.state.max_steps * args.gradient_accumulation_steps)
 
 
-def begun_iteration(trainer: Any) -> int:
-    """Return the number of the iteration that begins with the next micro-batch; 0 in the midst of one."""
-    in_its_midst = trainer._step % trainer.args.steps_per_generation
-    return 0 if in_its_midst else iteration(trainer)
-
-
-def generate_at(trainer: Any, iteration: int) -> None:
-    """Let the trainer generate at once, and go on with this iteration of what it generates."""
-    trainer._step = iteration * trainer.args.steps_per_generation
-    setattr(trainer, BUFFERED, None)
-
-
 def split_images(batch: dict[str, Any]) -> dict[str, Any]:
     """Return a batch with a list, of one tensor a row, for each image field that has any number of entries a row; one
     of one entry a row stays a tensor."""

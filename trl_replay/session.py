@@ -309,7 +309,6 @@ class Session:
     def forget_pending(self) -> None:
         """Forget what the last generation batch left."""
         self.step.carry = StepCarry()
-        self.step.resumes_at = 0
 
     def log_ratios(self) -> None:
         """Add the importance ratios seen in the loss to the metrics."""

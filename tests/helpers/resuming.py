@@ -95,9 +95,6 @@ def runs_on_ranks(ranks: int) -> Iterator[tuple[str, dict[str, Any]]]:
         again = {"replay_refill": "new(rounds=1)", "prompts": PROMPTS[:24], **straddling[ranks]}
         yield f"straddling, {scope}", {**again, "replay_scope": scope}
     if ranks == 2:
-        for scope in SCOPES:
-            again = {"num_iterations": 5, "replay_iterations": "replay", "replay_start": 0}
-            yield f"in the midst of iterations, {scope}", {**again, "replay_scope": scope}
         yield "rounds", {"replay_refill": "new(rounds=2)", "prompts": PROMPTS[:24], "replay_scope": "process"}
 
 

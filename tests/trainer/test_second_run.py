@@ -108,41 +108,16 @@ def ended(folder, resume=None, **settings):
     return trainer, session
 
 
-def farthest(one, other):
-    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
-    return max(float((left - right).detach().abs().max()) for left, right in pairs)
-
-
 @pytest.mark.parametrize("at", [3, 6])
-def test_a_second_run_that_is_killed_in_its_middle_goes_on_where_it_was(tmp_path, at):
-    """Completions of one width: the batch that is generated in the place of the lost one pads as that did."""
+def test_a_second_run_that_is_killed_in_its_middle_goes_on_with_its_groups(tmp_path, at):
+    """As stock, it generates a batch on resuming."""
     first_run(tmp_path)
-    whole, session = ended(tmp_path)
-    resumed, resumed_session = ended(tmp_path, resume=at)
+    _, session = ended(tmp_path)
+    held = session.buffer.table.serial.tolist()
+    resumed, session = ended(tmp_path, resume=at)
     assert resumed.state.global_step == UPDATES
-    assert farthest(whole, resumed) == 0
-    assert dict(resumed_session.totals.counters) == dict(session.totals.counters)
-    assert resumed_session.buffer.table.uses.tolist() == session.buffer.table.uses.tolist()
-    assert resumed_session.buffer.table.serial.tolist() == session.buffer.table.serial.tolist()
-
-
-@pytest.mark.parametrize("at", [5, 6, 7])
-def test_so_does_a_run_that_generates_again_later(tmp_path, at):
-    """Three updates a batch: the checkpoint is at the second or third of a batch, or between batches."""
-
-    def run(resume=None):
-        trainer = make_trainer(
-            tmp_path, digits, num_iterations=3, max_steps=9, save_strategy="steps", save_steps=at,
-            gradient_checkpointing=False,
-        )  # fmt: skip
-        session = trl_replay.attach(trainer, replay_iterations="replay", replay_start=0)
-        trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{resume}") if resume else None)
-        return trainer, session
-
-    whole, session = run()
-    resumed, resumed_session = run(at)
-    assert farthest(whole, resumed) == 0
-    assert dict(resumed_session.totals.counters) == dict(session.totals.counters)
+    assert set(held) <= set(session.buffer.table.serial.tolist())
+    assert session.totals.batches == 2
 
 
 def test_a_dry_run_that_resumes_in_the_midst_of_iterations_draws_nothing(tmp_path):

@@ -72,8 +72,6 @@ class Step:
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
         carry ([`StepCarry`]): What the last generation batch left for the next one.
         template ([`IterationTemplate`], *optional*): The batch on which further iterations are composed.
-        resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
-        rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
     """
 
     def __init__(
@@ -116,8 +114,6 @@ class Step:
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.template: IterationTemplate | None = None
-        self.resumes_at = 0
-        self.rebuilds = False
         self._repetition_told = False
         self._longest = compat.longest_completion(trainer())
 
@@ -247,25 +243,6 @@ class Step:
         is_whole = args.steps_per_generation <= args.gradient_accumulation_steps and self._components.processes == 1
         if is_whole and (self.supply.placed.lengths or (pending is not None and pending.candidates)):
             self.handshake.has_run(self._buffer.clock.update + 1, self.carry.collected_at)
-
-    def rebuild(self, batch: Batch) -> Batch:
-        """Rebuild the template of further iterations after resuming between two of them, from a freshly generated
-        batch. It trains only where nothing is drawn.
-
-        Args:
-            batch (`dict`): As TRL returned it.
-        """
-        self.tap.expect_nothing()
-        self._roll_call.for_training()
-        success, shares = self._buffer.rules.success, self.communicator.shares
-        known = success.state_dict()
-        fetched = self.judge.fetch(batch)
-        rows = self.communicator.share(fetched, batch["prompt_ids"].size(0), None)
-        fresh = self._fresh(self._judge(fetched, rows, None), batch, fetched)
-        self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
-        success.load_state_dict(known)
-        self.communicator.shares = shares
-        return batch
 
     def _count_iteration(self, agreed: Agreed[Decision]) -> None:
         settled = {name: agreed.total[name] for name in SETTLED}
@@ -500,7 +477,6 @@ class Step:
         return {
             "prompts": None if rounds is None else rounds.table.state_dict(),
             "shares": self.communicator.shares,
-            "iteration": 0 if self.template is None else compat.begun_iteration(self._trainer()),
             "verified": self.handshake.verified,
             **self.carry.state_dict(),
             "rounds": None if rounds is None else rounds.state_dict(),
@@ -515,7 +491,6 @@ class Step:
                 are not the same as then.
         """
         self.communicator.shares = state["shares"]
-        self.resumes_at = state["iteration"] if self.draws_again else 0
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False
         self.carry.load_state_dict(state)

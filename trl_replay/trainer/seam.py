@@ -7,16 +7,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import torch
-
 from .. import compat
 from ..checkpoint import saving
-from ..distributed.row_layout import RUNS
 from ..errors import AttachError, SeamError
 from ..protocols import AttachedSession
 from ..reporting import mark_replaced, take_column
 from ..session import Session
-from ..step.step import Step
 from .callback import ReplayCallback
 
 COPIED = "__getstate__"
@@ -147,8 +143,6 @@ def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inpu
     paused = session.paused
     trains = trainer.model.training
     try:
-        if step.rebuilds:
-            return step.rebuild(stock(step.note_tasks(inputs)))
         inputs = step.begin(inputs) if trains and not paused else inputs
         batch = stock(inputs)
         step.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
@@ -224,8 +218,6 @@ def _high_entropy(session: Session, trainer: Any, stock: Callable[..., Any], *ar
 def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """Give a further iteration a batch of groups drawn anew, or the composed batch where nothing is drawn."""
     step = session.step
-    if step.resumes_at and trainer.model.training:
-        _generate_for_resuming(step, trainer, stock, inputs)
     template = step.template
     if template is not None and compat.begins_iteration(trainer) and template.step != compat.step(trainer):
         template.step = compat.step(trainer)
@@ -235,25 +227,6 @@ def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: 
         again = template.micro_batches if drawn is None else compat.micro_batches(trainer, drawn, seed)
         setattr(trainer, compat.BUFFERED, again)
     return stock(inputs)
-
-
-def _generate_for_resuming(step: Step, trainer: Any, stock: Callable[..., Any], inputs: Any) -> None:
-    """Let the trainer generate a batch in place of the one that was lost in the midst of its iterations. Nothing is
-    drawn, stored, or counted for it, and neither the global generator nor the log notices."""
-    iteration, step.resumes_at = step.resumes_at, 0
-    if step.mode() != RUNS or iteration >= trainer.num_iterations:
-        return
-    compat.generate_at(trainer, iteration)
-    device = trainer.accelerator.device
-    logged = {key: list(values) for key, values in compat.training_metrics(trainer).items()}
-    step.rebuilds = True
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            stock(inputs)
-    finally:
-        step.rebuilds = False
-    compat.training_metrics(trainer).clear()
-    compat.training_metrics(trainer).update(logged)
 
 
 def _save(session: AttachedSession, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
