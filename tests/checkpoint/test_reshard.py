@@ -1,13 +1,18 @@
 """Resumed with other rows a process."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from resuming import last, restored, resume, train
+from safetensors.torch import load_file
 from support import Rewards
 
 import trl_replay
 from trl_replay.buffer.replay_buffer import ReplayBuffer
+from trl_replay.checkpoint import format as saved
+from trl_replay.checkpoint.reshard import TargetRank, reshard
 from trl_replay.testing import make_trainer
 
 
@@ -50,3 +55,59 @@ def test_a_smaller_buffer_never_holds_more_than_it_keeps(tmp_path, rows, monkeyp
     assert len(found["payload"]) == 2
     assert set(map(int, found["payload"])) <= set(received)
     assert len(received) <= (2 if rows == 12 else 2 + 3)
+
+
+def written(folder, state, groups, ranks):
+    """One buffer of that many ranks, each of which has every entry of its number and the table of all."""
+    count = 40 * ranks
+    numbers = np.arange(count) % len(groups)
+    columns = {name: column[numbers] for name, column in state.columns.items()}
+    columns |= {"serial": np.arange(count), "owner": np.arange(count) % ranks}
+    identity = replace(state.identity, scope="gathered", processes=ranks)
+    tables = [saved.hash_of_table(columns)] * ranks
+    for rank in range(ranks):
+        saved.rank_folder(folder, rank).mkdir(parents=True)
+    for rank in range(ranks):
+        payload = [(serial, groups[numbers[serial]]) for serial in range(rank, count, ranks)]
+        one = replace(state, identity=identity, rank=rank, columns=columns, files={})
+        saved.write(folder, one, tables, payload, lambda folder: None)
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_shared_buffer_is_written_once_and_of_it_each_new_rank_reads_its_own_entries_and_one_table(
+    copied, tmp_path, monkeypatch
+):
+    state = saved.read(copied / "trl_replay", 0)
+    groups = [packed for _, packed in state.payload()]
+    bytes_of = {}
+    read = []
+    of_file = saved.from_tensors
+
+    def counted(index, block, size, wanted):
+        read.append(len(index))
+        for serial, packed in of_file(index, block, size, wanted):
+            read.append(len(packed.data))
+            yield serial, packed
+
+    monkeypatch.setattr(saved, "from_tensors", counted)
+    for ranks in (2, 4, 8):
+        folder = tmp_path / str(ranks)
+        files = written(folder, state, groups, ranks)
+        assert sum(path.name == "table.safetensors" for path in files) == 1
+        bytes_of[ranks] = sum(path.stat().st_size for path in files)
+        tables = {}
+        states = [saved.read(folder, rank, tables) for rank in range(ranks)]
+        assert len(tables) == 1, "read once"
+        most, shares = 0, []
+        for target in range(ranks // 2):
+            read.clear()
+            share = reshard(states, TargetRank(True, target, ranks // 2))
+            own = set(share.columns["serial"][share.columns["owner"] == target].tolist())
+            shares.append(dict(share.payload({*range(40 * ranks)})))
+            assert shares[-1].keys() == own
+            index = sum(len(load_file(path)["index"]) for path in files if "payload" in path.name)
+            most = max(most, sum(read) - index - sum(len(packed.data) for packed in shares[-1].values()))
+        assert most == 0, "nothing of another rank's groups"
+        assert sum(map(len, shares)) == 40 * ranks
+    assert bytes_of[4] <= 1.2 * 2 * bytes_of[2]
+    assert bytes_of[8] <= 1.2 * 4 * bytes_of[2]

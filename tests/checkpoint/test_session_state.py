@@ -26,7 +26,6 @@ from resuming import (
     train,
 )
 from safetensors.numpy import load_file
-from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file
 from support import DEAD, HALF, LIVE, At, Rewards
 from transformers import TrainerCallback
@@ -37,7 +36,7 @@ from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.checkpoint import format as saved
 from trl_replay.checkpoint.session_state import GONE, REPLACED
 from trl_replay.distributed import communicator
-from trl_replay.serialization.groups import from_tensors, pack, to_tensors, unpack
+from trl_replay.serialization.groups import pack, to_tensors, unpack
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 RUNS = dict(runs())
@@ -444,7 +443,8 @@ def test_log_probs_that_were_saved_in_bfloat16_are_replayed_as_they_are(tmp_path
     train(tmp_path, max_steps=6)
     rank = tmp_path / "checkpoint-6" / "trl_replay" / "rank-00000"
     payload = rank / "payload-00000.safetensors"
-    groups = {serial: unpack(packed) for serial, packed in from_tensors(load_tensors(payload).__getitem__)}
+    (then,) = saved.read_all(tmp_path / "checkpoint-6")
+    groups = {serial: unpack(packed) for serial, packed in then.payload()}
     for group in groups.values():
         group.tensors["old_per_token_logps"] = group.tensors["old_per_token_logps"].bfloat16()
     save_file(to_tensors({serial: pack(group) for serial, group in groups.items()}), payload)

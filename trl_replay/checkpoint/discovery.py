@@ -160,6 +160,7 @@ def _has_all_files(rank: Path) -> bool:
     try:
         content = json.loads(regular(rank / "state.json").read_bytes())["content"]
         paths = [named_in(rank, name) for name in content["files"]]
+        paths.append(named_in(rank.parent, content["table"][0]) / "table.safetensors")
         paths += [named_in(checkpoint, name) for name in content["beside"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -2,7 +2,7 @@
 
 checkpoint-12/trl_replay/rank-00000/
     state.json                  counters, generators, what the run was like, and the checksums of the other files
-    table.safetensors           the table's columns
+    table.safetensors           the table's columns; of ranks that have the same, in the first one's folder
     payload-00000.safetensors   packed groups, one after the other, up to `SHARD_BYTES` a file
     prompts.safetensors         the prompts generated for, where something is generated again
     plugins/<name>/             what plugins wrote
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file as load_arrays
@@ -29,13 +30,14 @@ from ..base.files import named_in, regular
 from ..data.rewards import RewardRule
 from ..data.types import Packed
 from ..errors import CheckpointError, MismatchError
-from ..serialization.groups import from_tensors, to_tensors
+from ..serialization.groups import GROUPS, INDEX, from_tensors, to_tensors
 from .discovery import FOLDER
 
 FORMAT = 5
 STATE, TABLE, PROMPTS, PLUGINS = ("state.json", "table.safetensors", "prompts.safetensors", "plugins")
 SHARD_BYTES = 64 << 20
 
+FOREIGN = "{} does not belong to the rest of the checkpoint: another run has written over one of them. "
 REMEDY = "Resume from another checkpoint: trl_replay.last_complete_checkpoint(output_dir) finds the newest whole one."
 
 
@@ -109,7 +111,7 @@ class RankState:
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
         prompts (`dict[str, NDArray]`, *optional*): Columns of the prompts generated for.
-        files (`list[Path]`): Where the payload that it holds was read from, verified.
+        files (`dict[Path, str]`): Where the payload that it holds is, with the checksums of these files' indices.
     """
 
     identity: Identity
@@ -120,20 +122,23 @@ class RankState:
     keysets: list[frozenset[str]]
     beside: list[str] = field(default_factory=list)
     prompts: dict[str, NDArray[Any]] | None = None
-    files: list[Path] = field(default_factory=list)
+    files: dict[Path, str] = field(default_factory=dict)
 
     def without_groups(self, rule: RewardRule) -> RankState:
         """This state without entries and candidates, for another reward rule."""
         columns = {name: column[:0] for name, column in self.columns.items()}
         columns["row_rewards"] = columns["row_rewards"][..., :1].repeat(len(rule.functions), axis=-1)
         session = {**self.session, "reward_rule": rule}
-        return replace(self, session=session, columns=columns, files=[])
+        return replace(self, session=session, columns=columns, files={})
 
-    def payload(self) -> Iterator[tuple[int, Packed]]:
-        """`(serial, packed group)` of all payload that this rank held."""
-        for path in self.files:
+    def payload(self, wanted: Container[int] | None = None) -> Iterator[tuple[int, Packed]]:
+        """`(serial, packed group)` of the payload that this rank held, verified: of all, or of the `wanted` serials,
+        whose bytes alone are read then."""
+        for path, checksum in self.files.items():
             with _blaming(path), safe_open(path, framework="pt") as file:
-                yield from from_tensors(file.get_tensor)
+                index, block = file.get_tensor(INDEX), file.get_slice(GROUPS)
+                _compare(path, _hash_of(index), checksum)
+                yield from from_tensors(index, block, block.get_shape()[0], wanted)
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -142,25 +147,33 @@ def rank_folder(folder: Path, rank: int) -> Path:
 
 
 def write(
-    folder: Path, saved: RankState, payload: Iterable[tuple[int, Packed]], plugins: Callable[[Path], None]
+    folder: Path,
+    saved: RankState,
+    tables: Sequence[str],
+    payload: Iterable[tuple[int, Packed]],
+    plugins: Callable[[Path], None],
 ) -> None:
-    """Write one rank's folder, which must not exist; `state.json` comes last.
+    """Write one rank's folder, which is there; `state.json` comes last. A table that several ranks have alike is
+    written once a disk, by the first of those that have a folder there.
 
     Args:
         folder (`Path`): The checkpoint's `trl_replay`.
         saved ([`RankState`]): What to write.
+        tables (`Sequence[str]`): Of each rank, the hash of its table.
         payload (`Iterable`): `(serial, packed group)`, asked for one after the other.
         plugins (`Callable`): Lets plugins write into the folder that it is given.
     """
     mine = rank_folder(folder, saved.rank)
-    mine.mkdir(parents=True)
-    save_arrays({name: np.ascontiguousarray(column) for name, column in saved.columns.items()}, mine / TABLE)
+    own = tables[saved.rank]
+    writer = next(rank for rank in ranks_in(folder) if tables[rank] == own)
+    if writer == saved.rank:
+        save_arrays({name: np.ascontiguousarray(column) for name, column in saved.columns.items()}, mine / TABLE)
     for number, groups in enumerate(_shards(payload)):
         save_file(to_tensors(groups), mine / f"payload-{number:05d}.safetensors")
     if saved.prompts is not None:
         save_arrays(saved.prompts, mine / PROMPTS)
     plugins(mine / PLUGINS)
-    files = sorted(path for path in mine.rglob("*") if path.is_file())
+    files = sorted(path for path in mine.rglob("*") if path.is_file() and path.name != TABLE)
     content = {
         "identity": asdict(saved.identity),
         "save_id": saved.save_id,
@@ -168,14 +181,20 @@ def write(
         "session": saved.session,
         "keysets": [sorted(keys) for keys in saved.keysets],
         "beside": saved.beside,
+        "table": [rank_folder(folder, writer).name, own],
         "files": {path.relative_to(mine).as_posix(): _checksum(path) for path in files},
     }
     text = {"format": FORMAT, "checksum": _digest(content), "content": content}
     (mine / STATE).write_text(json.dumps(text, indent=1) + "\n")
 
 
-def read(folder: Path, rank: int) -> RankState:
-    """Read and verify one rank's folder, and where its payload is; payload is not loaded.
+def read(folder: Path, rank: int, tables: dict[Path, Any] | None = None) -> RankState:
+    """Read and verify one rank's folder, and where its payload is; payload is neither loaded nor verified.
+
+    Args:
+        folder (`Path`): The checkpoint's `trl_replay`.
+        rank (`int`): Whose.
+        tables (`dict`, *optional*): Tables that were read already, by file: what this one reads goes there, too.
 
     Raises:
         MismatchError: Another format version wrote it.
@@ -185,20 +204,35 @@ def read(folder: Path, rank: int) -> RankState:
     with _blaming(mine):
         content = _content(mine / STATE)
         files = {name: named_in(mine, name) for name in content["files"]}
+        payload = {path: content["files"][name] for name, path in files.items() if name.startswith("payload-")}
         for name, path in files.items():
-            if _checksum(path) != content["files"][name]:
-                raise CheckpointError(f"{path} is not what was saved: its checksum differs. {REMEDY}")
+            if path not in payload:
+                _compare(path, _checksum(path), content["files"][name])
+            regular(path).stat()
+        table = table_of(folder, content)
+        tables = {} if tables is None else tables
+        if table not in tables:
+            tables[table] = load_arrays(regular(table))
+        found, told = hash_of_table(tables[table]), content["table"][1]
+        if table.parent != mine and found != told:
+            raise MismatchError(FOREIGN.format(mine) + REMEDY)
+        _compare(table, found, told)
         return RankState(
             identity=Identity(**content["identity"]),
             save_id=content["save_id"],
             rank=content["rank"],
             session=content["session"],
-            columns=load_arrays(files[TABLE]),
+            columns=dict(tables[table]),
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
             prompts=load_arrays(files[PROMPTS]) if PROMPTS in files else None,
-            files=[path for name, path in files.items() if name.startswith("payload-")],
+            files=payload,
         )
+
+
+def table_of(folder: Path, content: Mapping[str, Any]) -> Path:
+    """Where the table of one rank is, by the content of its `state.json`."""
+    return named_in(folder, content["table"][0]) / TABLE
 
 
 def scope_in(folder: Path) -> str:
@@ -251,8 +285,7 @@ def _content(path: Path) -> dict[str, Any]:
             f"{path} has the format version {version!r}; this release reads version {FORMAT}. Use the release of "
             "trl_replay that wrote it."
         )
-    if _digest(text["content"]) != text["checksum"]:
-        raise CheckpointError(f"{path} is not what was saved: its checksum differs. {REMEDY}")
+    _compare(path, _digest(text["content"]), text["checksum"])
     content: dict[str, Any] = text["content"]
     return content
 
@@ -261,9 +294,31 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def _compare(path: Path, found: str, saved: str) -> None:
+    if found != saved:
+        raise CheckpointError(f"{path} is not what was saved: its checksum differs. {REMEDY}")
+
+
 def _checksum(path: Path) -> str:
+    """A hash of a file; of payload, whose groups have checksums of their own, of its index."""
+    if path.name.startswith("payload-"):
+        with safe_open(path, framework="pt") as opened:
+            return _hash_of(opened.get_tensor(INDEX))
     with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_of(index: torch.Tensor) -> str:
+    return hashlib.sha256(index.numpy().tobytes()).hexdigest()
+
+
+def hash_of_table(columns: Mapping[str, NDArray[Any]]) -> str:
+    """A hash of columns, the same in a process that has them as in one that reads them."""
+    hashed = hashlib.sha256()
+    for name in sorted(columns):
+        column = columns[name]
+        hashed.update(f"{name} {column.dtype.str} {column.shape}".encode() + column.tobytes())
+    return hashed.hexdigest()
 
 
 def _shards(payload: Iterable[tuple[int, Packed]]) -> Iterator[dict[int, Packed]]:

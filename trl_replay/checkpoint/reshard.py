@@ -38,13 +38,13 @@ class RankShare:
     Attributes:
         columns (`dict[str, NDArray]`): The table's.
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
-        payload (`Callable`): Yields `(serial, packed group)`.
+        payload (`Callable`): Yields `(serial, packed group)` of a set of serials.
         next_serial (`int`): Of the next fresh group.
     """
 
     columns: Columns
     keysets: list[frozenset[str]]
-    payload: Callable[[], Iterator[tuple[int, Packed]]]
+    payload: Callable[[set[int]], Iterator[tuple[int, Packed]]]
     next_serial: int
 
 
@@ -65,18 +65,17 @@ def _reshard_private_buffers(states: Sequence[RankState], target: TargetRank) ->
     columns = {name: column[order] for name, column in columns.items()}
     former_rank = source[order].tolist()
     former_serial = columns["serial"].tolist()
-    former = list(zip(former_rank, former_serial, strict=True))
-    count = len(former)
+    count = len(former_rank)
     columns["serial"] = np.arange(count)
     columns["owner"] = _owners(count, target)
     mine = columns["owner"] == target.rank
-    wanted = {former[number]: number for number in np.flatnonzero(mine).tolist()}
+    dealt = np.flatnonzero(mine).tolist()
 
-    def payload() -> Iterator[tuple[int, Packed]]:
+    def payload(wanted: set[int]) -> Iterator[tuple[int, Packed]]:
         for number, state in enumerate(states):
-            for serial, packed in state.payload():
-                if (number, serial) in wanted:
-                    yield wanted[number, serial], packed
+            here = {former_serial[new]: new for new in dealt if new in wanted and former_rank[new] == number}
+            for serial, packed in state.payload(here):
+                yield here[serial], packed
 
     columns = {name: column[mine] for name, column in columns.items()}
     return RankShare(columns, keysets, payload, count)
@@ -87,13 +86,11 @@ def _reshard_one_buffer(states: Sequence[RankState], target: TargetRank) -> Rank
     columns, keysets = _concatenated(states[:1])
     serials = columns["serial"]
     columns["owner"] = _owners(len(serials), target)
-    wanted = set(serials[columns["owner"] == target.rank].tolist())
+    mine = set(serials[columns["owner"] == target.rank].tolist())
 
-    def payload() -> Iterator[tuple[int, Packed]]:
+    def payload(wanted: set[int]) -> Iterator[tuple[int, Packed]]:
         for state in states:
-            for serial, packed in state.payload():
-                if serial in wanted:
-                    yield serial, packed
+            yield from state.payload(wanted & mine)
 
     next_serial = max(state.session["serial"] for state in states)
     return RankShare(columns, keysets, payload, next_serial)

@@ -56,13 +56,15 @@ def save(
         return [path.name for path in numbered_checkpoints(folder.parent)] if saves else []
 
     listed = run_on_all_ranks(make_room, CheckpointError)
+    part = RankPart(session)
+    tables = run_on_all_ranks(lambda: part.begin(folder / FOLDER), CheckpointError)
 
     def write() -> None:
         if trainer.args.save_total_limit and not saves:
             rank = int(trainer.accelerator.process_index)
             present = {folder.name}.union(*(names or [] for names in listed))
             _rotate(folder.parent, rank, present)
-        RankPart(session).write(folder / FOLDER, save_id)
+        part.write(folder / FOLDER, save_id, [str(table) for table in tables])
 
     run_on_all_ranks(write, CheckpointError)
     written = sorted(path.name for path in (folder / FOLDER).glob("rank-*"))

@@ -73,16 +73,22 @@ class RankPart:
             rows=compat.local_rows(trainer),
         )
 
-    def write(self, folder: Path, save_id: str) -> None:
-        """Write it. Nothing settles and nothing of the session changes.
+    def begin(self, folder: Path) -> str:
+        """Make its folder in a checkpoint's `trl_replay`, and return a hash of its table."""
+        files.rank_folder(folder, self._rank).mkdir(parents=True)
+        return files.hash_of_table(self._buffer.state_dict()["columns"])
+
+    def write(self, folder: Path, save_id: str, tables: Sequence[str]) -> None:
+        """Write it. Nothing of the session changes.
 
         Args:
             folder (`Path`): The checkpoint's `trl_replay`.
             save_id (`str`): What the trainer's own files are told to carry too.
+            tables (`Sequence[str]`): What `begin` returned on each rank.
         """
-        state = self._rank_state(save_id)
-        hooks = self._components.hooks
-        files.write(folder, state, self._buffer.payload(), lambda directory: hooks.save(self._session, directory))
+        state, hooks = self._rank_state(save_id), self._components.hooks
+        payload = self._buffer.payload()
+        files.write(folder, state, tables, payload, lambda directory: hooks.save(self._session, directory))
 
     def remember(self, scratch: Path) -> Callable[[], None]:
         """Empty the session, and return what puts it back there after `apply`: buffer, generators, strategies,
@@ -169,7 +175,8 @@ class RankPart:
         now = self.identity()
         _refuse_differences(found.identity, now)
         if found.identity.layout != now.layout:
-            states = [files.read(folder, number) for number in range(found.identity.processes)]
+            tables: dict[Path, Any] = {}
+            states = [files.read(folder, number, tables) for number in range(found.identity.processes)]
         elif found.rank == rank:
             states = [found]
         else:
@@ -227,7 +234,7 @@ class RankPart:
             {**self._for_these_strategies(mine.session), "columns": mine.columns, "keysets": mine.keysets}
         )
         self._session.load_state_dict({**mine.session, "prompts": mine.prompts})  # by its clock
-        self._fill(mine, mine.payload())
+        self._fill(mine, mine.payload)
 
     def _apply_resharded(self, states: Sequence[RankState], mine: RankState) -> None:
         """Entries of all ranks are dealt to other ranks."""
@@ -249,7 +256,7 @@ class RankPart:
         }
         state["serial"] = max(resharded.next_serial, mine.session["serial"])
         self._buffer.load_state_dict(state, own=existed, shared=existed or one_buffer)
-        self._fill(mine, resharded.payload())
+        self._fill(mine, resharded.payload)
 
     def _longest(self, mine: RankState) -> float:
         """Return `max_completion_length`, if it is shorter than then. Longer rows would make batches as wide as then,
@@ -313,13 +320,13 @@ class RankPart:
         self._buffer.serial, self._buffer.warmed = 0, False
         self._session.forget_pending()
 
-    def _fill(self, mine: RankState, payload: Iterable[tuple[int, Packed]]) -> None:
+    def _fill(self, mine: RankState, payload: Callable[[set[int]], Iterable[tuple[int, Packed]]]) -> None:
         """Let entries leave that are too long, or that a smaller buffer than then has no room for, and take the
         payload of the others."""
         self._forget_longer(mine)
         self._buffer.trim()
         kept = set(self._buffer.table.serial.tolist())
-        self._buffer.receive({serial: packed for serial, packed in payload if serial in kept})
+        self._buffer.receive(dict(payload(kept)))
         table = self._buffer.table
         due = table.serial[table.owner == self._rank] if self._components.scope.one_buffer else table.serial
         lost = sorted(set(due.tolist()) - set(self._buffer.held()))
@@ -348,10 +355,7 @@ def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
     where they were."""
     told = read_save_id(folder.parent)
     if told is None or {state.save_id for state in states} != {told.save_id}:
-        raise MismatchError(
-            f"{folder} does not belong to the rest of the checkpoint: another run has written over one of them. "
-            + files.REMEDY
-        )
+        raise MismatchError(files.FOREIGN.format(folder) + files.REMEDY)
 
 
 def _refuse_impossible_updates(states: Sequence[RankState], folder: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..data.types import Group, Ints, Kind, Packed
 
 INDEX, GROUPS = "index", "groups"
 """Names of two tensors: `GROUPS` holds the bytes of all groups, one after the other, and `INDEX`, as JSON, their
-kinds, and each group's number, kind, and bytes."""
+kinds, and each group's number, kind, number of bytes, and checksum."""
 BY_NAME = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 NAMES = {dtype: name for name, dtype in BY_NAME.items()}
 OF_NUMPY = {getattr(torch, name): np.dtype(name) for name in DTYPES if name != "bfloat16"}
@@ -96,21 +97,28 @@ def to_tensors(payload: Mapping[int, Packed]) -> dict[str, torch.Tensor]:
     """Packed groups, by number, as tensors that safetensors holds: `INDEX` and `GROUPS`."""
     groups = sorted(payload.items())
     kinds: dict[Kind, int] = {}
-    told = [(number, kinds.setdefault(kind, len(kinds)), len(data)) for number, (kind, data) in groups]
+    told = [
+        (number, kinds.setdefault(kind, len(kinds)), len(data), zlib.crc32(data)) for number, (kind, data) in groups
+    ]
     index = json.dumps([[(sorted(keys), *others) for keys, *others in kinds], told], separators=(",", ":"))
     return {INDEX: _flat(index.encode()), GROUPS: _flat(b"".join([data for _, (_, data) in groups]))}
 
 
-def from_tensors(get: Callable[[str], torch.Tensor]) -> Iterator[tuple[int, Packed]]:
+def from_tensors(
+    index: torch.Tensor, block: Any, size: int, wanted: Container[int] | None = None
+) -> Iterator[tuple[int, Packed]]:
     """`(number, packed group)` by ascending number.
 
     Args:
-        get (`Callable`): Gives a tensor by its name.
+        index (`(bytes,)` uint8): `INDEX`.
+        block (`(size,)` uint8): `GROUPS`, or what reads it by slices: only what is wanted is read.
+        size (`int`): Its length.
+        wanted (`Container[int]`, *optional*): Numbers of the groups; all, if not given.
 
     Raises:
         Exception: Of several kinds, where the tensors are not what `to_tensors` made.
     """
-    of_kinds, told = json.loads(get(INDEX).numpy().tobytes())
+    of_kinds, told = json.loads(index.numpy().tobytes())
     kinds = [
         Kind(
             frozenset(keys),
@@ -120,12 +128,16 @@ def from_tensors(get: Callable[[str], torch.Tensor]) -> Iterator[tuple[int, Pack
         )
         for keys, prompts, rows, tensors in of_kinds
     ]
-    block, end = get(GROUPS).numpy(), 0
-    if sum(size for *_, size in told) != len(block) or len({number for number, *_ in told}) < len(told):
+    if sum(count for _, _, count, _ in told) != size or len({number for number, *_ in told}) < len(told):
         raise ValueError("there are other groups than the index tells")
-    for number, kind, size in told:
-        begin, end = end, end + size
-        packed = Packed(kinds[kind], block[begin:end].tobytes())
+    end = 0
+    for number, kind, count, checksum in told:
+        begin, end = end, end + count
+        if wanted is not None and number not in wanted:
+            continue
+        packed = Packed(kinds[kind], block[begin:end].numpy().tobytes())
+        if zlib.crc32(packed.data) != checksum:
+            raise ValueError(f"the checksum of group {number} differs")
         _layout(packed)  # what can't be is told now
         yield number, packed
 
@@ -137,7 +149,10 @@ def to_bytes(groups: Sequence[Packed]) -> torch.Tensor:
 
 def from_bytes(data: torch.Tensor) -> list[Packed]:
     """The groups that `to_bytes` was given, in its order."""
-    return [packed for _, packed in from_tensors(load(data.numpy().tobytes()).__getitem__)] if len(data) else []
+    if not len(data):
+        return []
+    tensors = load(data.numpy().tobytes())
+    return [packed for _, packed in from_tensors(tensors[INDEX], tensors[GROUPS], len(tensors[GROUPS]))]
 
 
 def _flat(data: bytes) -> torch.Tensor:

@@ -53,8 +53,8 @@ def refused(folder):
     train(folder, max_steps=2, save_steps=2)
     checkpoint = folder / "checkpoint-2"
     if RANK == 1:
-        path = checkpoint / "trl_replay" / "rank-00001" / "table.safetensors"
-        path.write_bytes(path.read_bytes()[:-1])
+        path = checkpoint / "trl_replay" / "rank-00001" / "state.json"
+        path.write_text(path.read_text().replace('"rank": 1', '"rank": 2'))
     torch.distributed.barrier()
     train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no")
 
