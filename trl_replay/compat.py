@@ -335,6 +335,11 @@ def _is_before(installed: Version, release: str) -> bool:
     return installed < Version(release)
 
 
+def installed() -> str:
+    """The installed release of TRL."""
+    return str(_installed())
+
+
 def counts_unscored() -> bool:
     """Return whether rows that no function scored count with a reward of 0 (before TRL 1.6)."""
     return _is_before(_installed(), "1.6")

@@ -4,8 +4,9 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
-from trl_replay.strategies.scopes import ERROR_BYTES, Collectives, ProcessScope
+from trl_replay.strategies.scopes import ERROR_BYTES, Collectives, ProcessScope, UnreadableError
 
 
 class Gathering(Collectives):
@@ -70,3 +71,20 @@ def test_one_process_says_nothing():
     assert agreement.vectors.tolist() == [[1.0]]
     assert agreement.errors == ["no luck"]
     assert scope.received["agree"] == 0
+
+
+class Damaging(Collectives):
+    """Stands for a rank that gets other bytes than were sent."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.rank, self.ranks = 0, 2
+
+    def _all_to_all(self, outgoing, out_sizes, in_sizes):
+        sizes = out_sizes == [1, 1]
+        return torch.tensor([0, 9]) if sizes else torch.zeros(9, dtype=torch.uint8)
+
+
+def test_what_arrives_and_can_not_be_read_is_an_error_once_no_rank_waits():
+    with pytest.raises(UnreadableError, match="groups that other ranks sent can't be read"):
+        Damaging().exchange("fetch", [[], []], lambda serial: None, crossing=True)

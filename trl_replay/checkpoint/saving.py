@@ -64,7 +64,13 @@ def save(
             rank = int(trainer.accelerator.process_index)
             present = {folder.name}.union(*(names or [] for names in listed))
             _rotate(folder.parent, rank, present)
-        part.write(folder / FOLDER, save_id, [str(table) for table in tables])
+        try:
+            part.write(folder / FOLDER, save_id, [str(table) for table in tables])
+        except OSError as error:
+            raise CheckpointError(
+                f"The replay buffer can't be written to {folder}: {error}. Make room there, or give another "
+                "output_dir; the checkpoint before is whole."
+            ) from error
 
     run_on_all_ranks(write, CheckpointError)
     written = sorted(path.name for path in (folder / FOLDER).glob("rank-*"))

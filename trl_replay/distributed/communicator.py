@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..errors import SeamError
 from ..protocols import Agreement, Columns
 from ..serialization.groups import pack, unpack
 from ..setup.settings import Components
+from ..strategies.scopes import UnreadableError
 from .agreement import (
     Message,
     decision_message,
@@ -227,7 +228,10 @@ class Communicator:
         """Move admitted payload to its owners and drawn payload to its slots; return what arrived here."""
         components = self._components
         buffer = self._buffer
-        parts = components.scope.admit(buffer.table, decision.admitted.arrivals, decision.admitted.mine)
+        admitted = decision.admitted
+        parts: dict[int, list[Packed]] = self._arrived(
+            lambda: components.scope.admit(buffer.table, admitted.arrivals, admitted.mine)
+        )
         try:
             buffer.receive({serial: self._joined(held) for serial, held in parts.items()})
         except Exception as caught:
@@ -238,8 +242,17 @@ class Communicator:
         sources = decision.plan.source.ravel()
         drawn = zip(requests, decision.plan.drawn(), strict=True)
         wanted = {request.serial: sources[rows].tolist() for request, (_, rows) in drawn}
-        fetched: dict[int, Group] = components.scope.fetch(requests, lambda serial: self._load(serial, wanted[serial]))
-        return fetched
+        return self._arrived(
+            lambda: components.scope.fetch(requests, lambda serial: self._load(serial, wanted[serial]))
+        )
+
+    def _arrived(self, exchange: Callable[[], dict[int, Any]]) -> dict[int, Any]:
+        """Return what arrives here; nothing where that can't be read, of which the next message tells."""
+        try:
+            return exchange()
+        except UnreadableError as caught:
+            self._errors.keep(caught)
+            return {}
 
     def _joined(self, parts: Sequence[Packed]) -> Packed:
         """The group of which these are the parts."""

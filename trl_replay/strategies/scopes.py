@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..base.text import counted
 from ..data.table import Table
 from ..data.types import Floats, Group, Ints, Packed
+from ..errors import ReplayError
 from ..protocols import Agreement, Arrival, Columns, Load, Request, Scope
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ SLACK = 8
 """Groups that a process may hold more than the one that holds least."""
 FEW_GROUPS = 4
 """Groups a process and batch below which one buffer for all processes finds more to replay."""
+
+
+class UnreadableError(ReplayError):
+    """What has arrived is no group. No rank waits for another then."""
 
 
 class Collectives:
@@ -90,7 +95,10 @@ class Collectives:
         in_sizes = self._sizes_from(verb, out_sizes)
         received = self._all_to_all(torch.cat(sending), out_sizes, in_sizes)
         self.received[verb] += sum(in_sizes)
-        return [from_bytes(part) for part in torch.split(received, in_sizes)]
+        try:
+            return [from_bytes(part) for part in torch.split(received, in_sizes)]
+        except Exception as error:
+            raise UnreadableError(f"groups that other ranks sent can't be read: {error}") from error
 
     def _sizes_from(self, verb: str, out_sizes: list[int]) -> list[int]:
         """Return the bytes that every rank is about to send to this one."""
