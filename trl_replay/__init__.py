@@ -30,10 +30,9 @@ from .errors import (
     UnknownNameError,
 )
 from .hookspecs import hookimpl
-from .protocols import Agreement
 from .registry import register, unregister
 from .setup.config import ReplayConfig
-from .specs import CorrectionSpec, EvictorSpec, MixerSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec
+from .specs import CorrectionSpec, EvictorSpec, MixerSpec, Preset, SamplerSpec, ScorerSpec, SelectorSpec
 from .strategies.samplers import WeightedSampler
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ _LAZY = {
 
 
 __all__ = [
-    "Agreement",
     "AttachError",
     "BatchError",
     "CheckpointError",
@@ -83,7 +81,6 @@ __all__ = [
     "ReplayedRows",
     "ResultError",
     "SamplerSpec",
-    "ScopeSpec",
     "ScorerSpec",
     "SeamError",
     "SelectorSpec",

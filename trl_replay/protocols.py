@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .data.prompt_table import PromptTable
 from .data.table import Table
-from .data.types import Context, Corrected, Entry, Floats, Group, Groups, Ints, Packed, ReplayedRows
+from .data.types import Context, Corrected, Entry, Floats, Group, Groups, Ints, ReplayedRows
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 """Row columns by name, all of 8-byte items and of one length."""
@@ -115,50 +115,6 @@ class Request(NamedTuple):
     """The rank that holds the payload."""
     ranks: tuple[int, ...]
     """Ranks on which the slot has rows."""
-
-
-class Scope(Protocol):
-    """Shares a buffer among processes, and is the only communication. Every rank calls the same verbs in the
-    same order, once per batch and round, even with nothing to send.
-
-    Attributes:
-        one_buffer (`bool`): True if all processes decide for one buffer, in which a group's rows may come from several
-            of them; otherwise each has a buffer of its own, with groups of which it has all rows.
-    """
-
-    one_buffer: bool
-
-    def share(self, columns: Columns) -> Columns:
-        """Return the row columns of all ranks that share this buffer, by ascending `row`, given this rank's.
-
-        All columns have 8-byte items and this rank's number of rows, which is the same on all ranks.
-        """
-
-    def agree(self, vector: Floats, error: str) -> Agreement:
-        """Exchange a fixed-width message in one all-gather over all ranks, before any payload moves."""
-
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Packed]) -> dict[int, list[Packed]]:
-        """Move admitted payload to its owners, and set `owner` in `table.writable("owner")`.
-
-        Args:
-            table ([`Table`]): The metadata, newcomers included.
-            arrivals (`Sequence[Arrival]`): What was admitted, the same on all ranks.
-            mine (`Mapping[int, Packed]`): This rank's rows of these groups, by serial.
-
-        Returns:
-            Per serial that lives here, the parts of the group in row order.
-        """
-
-    def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Send drawn payload to the ranks that need it.
-
-        Args:
-            requests (`Sequence[Request]`): What was drawn, the same on all ranks that share the buffer.
-            load (`Callable`): Gives a fresh copy of what this rank holds, by serial.
-
-        Returns:
-            Per serial that this rank needs, the group.
-        """
 
 
 class SessionFiles(Protocol):

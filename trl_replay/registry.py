@@ -20,7 +20,7 @@ from typing import Any
 
 import pluggy
 
-from .base.arguments import GIVEN, Named, arguments_of, refuse_unknown_arguments
+from .base.arguments import Named, arguments_of, refuse_unknown_arguments
 from .base.validation import unusable
 from .data.fields import FieldSpec
 from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
@@ -33,8 +33,6 @@ IN_THIS_PROCESS = "registered in this process"
 USABLE_NAME = re.compile(r"[A-Za-z][\w. -]{0,79}", re.ASCII)
 OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "fields": FieldSpec}
 """The registry hooks, and what each yields."""
-INTERFACES: dict[Kind, tuple[str, ...]] = {"scope": ("share", "admit", "fetch", "agree", "one_buffer")}
-"""Methods and attributes of strategies that are not called as functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +93,11 @@ class Strategy:
     @property
     def taken(self) -> str:
         """All arguments, with the user's values and defaults."""
-        defaults = {argument.name: argument.default for argument in arguments_of(self.factory, self.kind).named}
+        defaults = {argument.name: argument.default for argument in arguments_of(self.factory).named}
         return ", ".join(f"{name}={value!r}" for name, value in {**defaults, **self.arguments}.items())
 
-    def make(self, *given: Any) -> Any:
-        """Make the strategy from its arguments, after those that the session passes.
+    def make(self) -> Any:
+        """Make the strategy from its arguments.
 
         Raises:
             ConfigurationError: Names the setting and what the factory raised, or what is missing of that which it
@@ -107,25 +105,24 @@ class Strategy:
         """
         setting = f"replay_{self.kind}={str(Named(self.label, self.arguments))!r}"
         try:
-            made = self.factory(*given, **self.arguments)
+            made = self.factory(**self.arguments)
         except Exception as error:
             if isinstance(error, ReplayError) and not isinstance(error, ConfigurationError):
                 raise
             raise ConfigurationError(f"{setting} can't be made: {_told(error)}{self._remedy()}") from error
-        missing = [name for name in INTERFACES.get(self.kind, ("__call__",)) if not hasattr(made, name)]
-        if isinstance(made, type) and not missing:
+        if isinstance(made, type):
             raise ConfigurationError(
                 f"{setting} gives the class {made.__name__}: give an instance, {made.__name__}()."
             )
-        if missing:
+        if not callable(made):
             raise ConfigurationError(
-                f"{setting} gives {made!r}, which is not a valid {self.kind}: it lacks {', '.join(missing)}."
+                f"{setting} gives {made!r}, which is not a valid {self.kind}: it can't be called."
             )
         return made
 
     def _remedy(self) -> str:
         """What to do if a spec names the strategy itself in the place of its factory."""
-        wanted = [argument.name for argument in arguments_of(self.factory, self.kind).named if argument.required]
+        wanted = [argument.name for argument in arguments_of(self.factory).named if argument.required]
         if "context" not in wanted:
             return ""
         return (
@@ -358,7 +355,7 @@ class Registry:
         label = name
         if not isinstance(name, str):  # the strategy itself
             label = getattr(name, "__qualname__", type(name).__qualname__)
-            factory = lambda *given: name  # noqa: E731
+            factory = lambda: name  # noqa: E731
         elif ":" in name:
             factory = _imported(name, kind, bool(arguments))
         else:
@@ -366,7 +363,7 @@ class Registry:
             factory, plugin = self._find(name, setting, kind, offers)
         given = dict(arguments or {})
         whole = f"{setting}={str(Named(label, given))!r}"
-        refuse_unknown_arguments(whole, f"the {kind} {label!r}", arguments_of(factory, kind), given)
+        refuse_unknown_arguments(whole, f"the {kind} {label!r}", arguments_of(factory), given)
         return Strategy(kind, label, factory, given, plugin)
 
     def preset(self, name: str) -> tuple[Plugin, Preset]:
@@ -408,8 +405,6 @@ class Registry:
         text = f"{given}: there is no {kind} {name!r}."
         if near:
             text += f" Did you mean {near[0]!r}?"
-        if (kind, name) == ("scope", "sharded"):
-            text += " It is called 'gathered' now."
         text += f" There are: {', '.join(sorted(names)) or 'none'}."
         for failure in self.failures.values():
             text += f" The plugin {failure.name!r} from {failure.distribution} was not loaded: {failure.reason}"
@@ -421,9 +416,9 @@ def _imported(reference: str, kind: Kind, called: bool) -> Callable[..., Any]:
     arguments, or accepts what a session passes; otherwise a factory that returns the attribute."""
     target = _import(reference, f"replay_{kind}")
     factory: Callable[..., Any] = target
-    if inspect.isclass(target) or called or _takes(target, GIVEN.get(kind, 0)):
+    if inspect.isclass(target) or called or _takes_nothing(target):
         return factory
-    return lambda *given: target
+    return lambda: target
 
 
 def _import(reference: str, setting: str) -> Any:
@@ -440,10 +435,10 @@ def _import(reference: str, setting: str) -> Any:
     return target
 
 
-def _takes(target: Any, count: int) -> bool:
-    """Whether `target` can be called with so many arguments; False for a builtin without a signature."""
+def _takes_nothing(target: Any) -> bool:
+    """Whether `target` can be called without arguments; False for a builtin without a signature."""
     try:
-        inspect.signature(target).bind(*range(count))
+        inspect.signature(target).bind()
     except (TypeError, ValueError):
         return False
     return True

@@ -258,7 +258,7 @@ def _scope_in_words(settings: Settings, ranks: int) -> str:
     """Describe which processes share a buffer, why, and how much it holds."""
     why = f", chosen by replay_scope='auto': {settings.chosen_scope}" if settings.chosen_scope else ""
     size = settings.config.replay_buffer_size
-    return f"scope {settings.label('scope')}{why}; {counted(size, 'group')} a process, {size * ranks} in all"
+    return f"scope {settings.config.replay_scope}{why}; {counted(size, 'group')} a process, {size * ranks} in all"
 
 
 def _name_of(source: Any) -> str:

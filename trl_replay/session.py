@@ -21,12 +21,13 @@ from .errors import ReplayError
 from .loss.bounds import Means, Noise, fetch_sums
 from .loss.micro_batch import ROWS
 from .loss.stats import MaskWatch
-from .protocols import Scope, SessionFiles
+from .protocols import SessionFiles
 from .reporting import Advisor, Reporting, add_column, take_column
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
 from .step.fresh_batch import StepCarry
 from .step.step import Step
+from .strategies.scopes import Scope
 
 NOT_ATTACHED = "Groups can be added to the buffer of an attached session only: attach(trainer).add(…)."
 

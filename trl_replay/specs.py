@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "mixer", "scope", "correction"]
+Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "mixer", "correction"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,6 @@ class MixerSpec(StrategySpec):
     """`factory(**arguments)` returns a [`Mixer`]."""
 
 
-class ScopeSpec(StrategySpec):
-    """`factory(accelerator, **arguments)` returns a [`Scope`]."""
-
-
 class CorrectionSpec(StrategySpec):
     """`factory(**arguments)` returns a [`Correction`]."""
 
@@ -52,7 +48,6 @@ SPECS: dict[Kind, type[StrategySpec]] = {
     "sampler": SamplerSpec,
     "selector": SelectorSpec,
     "mixer": MixerSpec,
-    "scope": ScopeSpec,
     "correction": CorrectionSpec,
 }
 

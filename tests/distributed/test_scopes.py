@@ -76,7 +76,7 @@ def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches, scop
 @pytest.mark.parametrize("ranks", ["rank 0", "rank 1", "all ranks"])
 @pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_the_reward_rule_of_the_first_rank_of_a_buffer_counts(launches, scope, ranks):
-    """Of private buffers each rank's own. Attributes that differ by rank from the beginning clear nothing."""
+    """Of private buffers each rank's own."""
     for rank, found in enumerate(launches(2, f"a rule of {ranks}, {scope}")):
         changes = ranks in ("all ranks", f"rank {rank if scope == 'process' else 0}")
         assert (found["left"] > 0) == changes
@@ -258,18 +258,3 @@ def test_a_correction_may_draw_as_often_as_its_ranks_rows_need(launches):
     first, second = launches(2, "a correction that draws")
     assert first["hashes"] == second["hashes"]
     assert first["counters"]["replaced"] > 5
-
-
-def test_a_third_partys_scope_with_the_same_four_verbs_works(launches):
-    for own, builtin in (("third party's all", "gathered straddling"), ("third party's own", "process whole")):
-        for rank, expected in zip(launches(2, own), launches(2, builtin), strict=True):
-            assert rank["counters"]["stored"] == expected["counters"]["stored"] > 5
-            assert rank["counters"]["replaced"] > 0
-    for rank in launches(2, "third party's object"):
-        assert rank["type"] == ""
-
-
-def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches):
-    for rank in launches(2, "third party's own, straddling"):
-        assert rank["type"] == "RefusedError"
-        assert "groups straddle processes and replay_scope='own' can't store them" in rank["text"]

@@ -14,7 +14,6 @@ VALUES = {
     "replay_max_weight": ("None", "2"),
     "replay_buffer_size": ("8", "9"),
     "replay_scope": ("'gathered'", "'process'"),
-    "replay_scope, of arguments": ("patience=1", "patience=2"),
     "replay_max_bytes": ("None", "1000000000"),
     "replay_refill": ("None", "'new(rounds=2)'"),
     "replay_refill, of a share": ("0.9", "0.5"),

@@ -250,11 +250,7 @@ PYTHON = {
         )
         for correction in ("truncated", "topr")
     },
-    "the old name of a scope": (
-        attach(replay_scope="sharded"),
-        ["replay_scope='sharded'", "is called 'gathered' now"],
-    ),
-    "an object as a scope": (attach(replay_scope=object()), ["which is not a valid scope: it lacks share, admit"]),
+    "a scope that is none": (attach(replay_scope="sharded"), ["replay_scope='sharded'", "give 'auto', 'process'"]),
     "a column that there is not": (attach(replay_task_columns=["label"]), ["['label']", "columns", "'prompt'"]),
     "a KL term that there is not": (attach(replay_kl="fresh"), ["replay_kl='fresh'", "beta=0", "set beta"]),
     "a reference that is synced": (

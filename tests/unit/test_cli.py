@@ -53,8 +53,6 @@ def test_list_fits_one_screen_and_marks_the_one_default_of_each_kind(capsys):
 def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user():
     rows = {(offer.kind, offer.name): offer.arguments for offer in listed()}
     assert rows["evictor", "heap"] == ""
-    assert rows["scope", "process"] == ""
-    assert rows["scope", "gathered"] == ""
     assert rows["correction", "truncated"] == 'cap=2.0, level="token"'
 
 

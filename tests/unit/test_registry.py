@@ -404,7 +404,7 @@ def test_registering_for_the_process_and_taking_back():
 
 def test_every_default_of_the_configuration_is_a_built_in(registry):
     config = ReplayConfig()
-    for kind in ("scorer", "evictor", "sampler", "selector", "scope", "correction"):
+    for kind in ("scorer", "evictor", "sampler", "selector", "mixer", "correction"):
         assert registry.resolve(kind, getattr(config, f"replay_{kind}")).plugin.name == BUILTIN
 
 

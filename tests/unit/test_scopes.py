@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trl_replay.strategies.scopes import ERROR_BYTES, Collectives, ProcessScope, UnreadableError
+from trl_replay.strategies.scopes import ERROR_BYTES, Collectives, Scope, UnreadableError
 
 
 class Gathering(Collectives):
@@ -35,7 +35,7 @@ def together(errors):
 
     def speak(rank):
         def run():
-            scope = ProcessScope(None)
+            scope = Scope(None)
             scope._collectives = Gathering(rank, ranks, rows, barrier)
             found[rank] = scope.agree(np.array([rank, 0.5]), errors[rank]), scope.received["agree"]
 
@@ -66,7 +66,7 @@ def test_every_process_hears_every_error_in_its_own_words(errors):
 
 
 def test_one_process_says_nothing():
-    scope = ProcessScope(None)
+    scope = Scope(None)
     agreement = scope.agree(np.array([1.0]), "no luck")
     assert agreement.vectors.tolist() == [[1.0]]
     assert agreement.errors == ["no luck"]

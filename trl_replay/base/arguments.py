@@ -12,10 +12,6 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
-from ..specs import Kind
-
-GIVEN: Mapping[str, int] = {"scope": 1}
-"""Number of arguments that a session itself gives a factory, before the user's: a scope's accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +101,14 @@ class _Spelled(ast.NodeTransformer):
         return ast.Constant(LITERALS[node.id]) if node.id in LITERALS else node
 
 
-def arguments_of(factory: Any, kind: Kind | None = None) -> Arguments:
-    """Read the arguments of a strategy's factory, apart from those that a session gives, or of a plugin's class."""
+def arguments_of(factory: Any) -> Arguments:
+    """Read the arguments of a strategy's factory, or of a plugin's class."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):  # something compiled that does not tell
         return Arguments(others=True)
     named = []
-    for parameter in parameters[GIVEN.get(kind or "plugin", 0) :]:
+    for parameter in parameters:
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             required = parameter.default is parameter.empty
             named.append(Argument(parameter.name, required, None if required else parameter.default))

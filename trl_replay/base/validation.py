@@ -15,7 +15,7 @@ from .arguments import Named
 from .files import KINDS, are_paths, data_files
 from .text import parse_bytes
 
-STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "scope", "correction")
+STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
 
 ADAPTIVE = "adaptive"
 """The value of `replay_start` that waits where rewards are sparse."""

@@ -126,8 +126,8 @@ def _restore(part: RankPart, checkpoint: Path) -> None:
         warnings.warn(f"{checkpoint} holds no replay buffer: training resumes with an empty one.", stacklevel=3)
         part.empty()
         return
-    settings = part.settings
-    scope_at_attach, on_mismatch = (settings.label("scope"), settings.chosen_scope), settings.config.replay_on_mismatch
+    config = part.settings.config
+    scope_at_attach, on_mismatch = (config.replay_scope, part.settings.chosen_scope), config.replay_on_mismatch
     _keep_scope(part, folder)
     states: list[RankState] = []
     undo: list[Callable[[], None]] = [part.empty]

@@ -66,7 +66,7 @@ class RankPart:
             tokenizer=compat.tokenizer_fingerprint(trainer),
             vocabulary=compat.vocabulary_size(trainer),
             num_generations=self._components.num_generations,
-            scope=self.settings.label("scope"),
+            scope=self.settings.config.replay_scope,
             task_columns=self.settings.task_columns,
             ratios=compat.sampler_ratio_mode(trainer),
             processes=self._components.processes,
@@ -155,7 +155,7 @@ class RankPart:
         """
         settings = self.settings
         straddling = compat.local_rows(self._trainer) % self._components.num_generations > 0
-        if name == settings.label("scope") or name not in SCOPES or (name == "process" and straddling):
+        if name == settings.config.replay_scope or name not in SCOPES or (name == "process" and straddling):
             return
         self._buffer.clear()
         assembly.apply_scope(self._trainer, settings.with_scope(name, reason), self._components)

@@ -78,7 +78,7 @@ def offers(known: Registry) -> Iterator[Offer]:
     for kind in SPECS:
         default = getattr(ReplayConfig(), f"replay_{kind}")
         for plugin, spec in known.strategies(kind):
-            name, arguments = _qualified(spec.name, plugin), str(arguments_of(spec.factory, kind))
+            name, arguments = _qualified(spec.name, plugin), str(arguments_of(spec.factory))
             text = _docstring(spec.factory)
             yield Offer(kind, name, plugin.distribution, spec.summary, arguments, text, name == default)
     for plugin in known.plugins.values():

@@ -19,8 +19,9 @@ from .. import compat
 from ..data.counters import COUNTERS
 from ..data.types import Bools, Floats
 from ..errors import ConfigurationError, ReplayError, SeamError
-from ..protocols import Agreement, Scope
+from ..protocols import Agreement
 from ..setup.settings import Settings
+from ..strategies.scopes import Scope
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

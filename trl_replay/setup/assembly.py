@@ -19,7 +19,7 @@ from ..loss.bounds import Bounds, Gates
 from ..protocols import Stateful
 from ..registry import Plugin
 from ..specs import Kind
-from ..strategies.scopes import ProcessScope
+from ..strategies.scopes import Scope
 from ..strategies.treatments import treatments
 from .rehearsal import Rehearsal, rehearse
 from .settings import Components, OfLoss, Settings
@@ -110,9 +110,9 @@ def apply_scope(trainer: Any, settings: Settings, components: Components) -> Non
     components.buffer.resize(room.groups, room.nbytes, room.seed)
 
 
-def _scope(trainer: Any, settings: Settings) -> Any:
+def _scope(trainer: Any, settings: Settings) -> Scope:
     accelerator = weakref.proxy(trainer.accelerator)  # a session that outlives its trainer keeps no model alive
-    return settings.strategies["scope"].make(accelerator)
+    return Scope(accelerator, settings.config.replay_scope == "gathered")
 
 
 class Capacity(NamedTuple):
@@ -123,7 +123,7 @@ class Capacity(NamedTuple):
     seed: int
 
 
-def room_in(trainer: Any, settings: Settings, scope: Any) -> Capacity:
+def room_in(trainer: Any, settings: Settings, scope: Scope) -> Capacity:
     """Compute what a buffer of this scope may hold."""
     config = settings.config
     shards = int(trainer.accelerator.num_processes) if scope.one_buffer else 1
@@ -166,7 +166,7 @@ def idle_components(settings: Settings) -> Components:
     return Components(
         settings=settings,
         buffer=ReplayBuffer(0, Rules(hooks)),
-        scope=ProcessScope(None),
+        scope=Scope(None),
         hooks=hooks,
         fields=FieldTable(0),
         tasks=Tasks(),

@@ -37,6 +37,7 @@ from ..base.validation import (
 from ..errors import ConfigurationError
 from ..registry import registry
 from ..specs import Kind
+from ..strategies.scopes import SCOPES
 
 
 class _DefaultText(str):
@@ -150,7 +151,7 @@ class ReplayConfig:
     replay_mixer: Annotated[str, Rule(strategy("mixer"))] = setting(
         "whole", """Whether stored rows replace a whole group (`whole`) or some of its rows (`inject`)."""
     )
-    replay_scope: Annotated[str, Rule(strategy("scope"))] = setting(
+    replay_scope: Annotated[str, Rule(choice(AUTO, *SCOPES))] = setting(
         AUTO,
         """Which processes share a buffer: none (`process`), or all (`gathered`), each group stored on one of them.
         `"auto"` is `process` on one process, or if each has at least four whole groups per batch, otherwise

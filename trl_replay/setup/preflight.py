@@ -11,7 +11,7 @@ from .. import compat
 from ..base.text import counted, format_bytes
 from ..buffer.rules import slots_within
 from ..errors import RefusedError
-from ..protocols import Scope
+from ..strategies.scopes import Scope
 from ..strategies.selectors import ALWAYS_SHARE
 from .model_trial import Trial
 from .settings import Components, Settings
@@ -94,7 +94,7 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
     if not scope.one_buffer and rows % size:
         yield (
             f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
-            f"num_generations={size}, so that groups straddle processes and replay_scope={settings.label('scope')!r} "
+            f"num_generations={size}, so that groups straddle processes and replay_scope={config.replay_scope!r} "
             "can't store them: change one of the three, or use replay_scope='gathered', which puts such "
             "groups together"
         )

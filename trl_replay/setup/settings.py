@@ -23,10 +23,9 @@ from ..data.tasks import Tasks
 from ..data.types import Corrected, ReplayedRows
 from ..hooks import CheckedHooks
 from ..loss.bounds import Bounds, Gates
-from ..protocols import Scope
 from ..registry import BUILTIN, Plugin, Registry, Strategy, registry
 from ..specs import Kind
-from ..strategies.scopes import choose_scope
+from ..strategies.scopes import Scope, choose_scope
 from .config import RULES, ReplayConfig
 
 WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs", "trl_replay_plan")
@@ -115,8 +114,7 @@ class Settings:
         """Return a copy with a built-in scope that nobody named, and the reason for it."""
         config = copy.copy(self.config)
         vars(config)["replay_scope"] = name  # in force, and to read only
-        scope = registry().resolve("scope", name)
-        return replace(self, config=config, strategies={**self.strategies, "scope": scope}, chosen_scope=reason)
+        return replace(self, config=config, chosen_scope=reason)
 
 
 def _in_full(origin: str, arguments: Mapping[str, Any]) -> str:
@@ -163,7 +161,7 @@ def _refuse_idle_plugins(config: ReplayConfig, known: Registry, strategies: Mapp
 
 def choose_scope_of(trainer: Any, settings: Settings) -> Settings:
     """Return the settings with `"auto"` replaced by the scope for how the trainer's groups lie on processes."""
-    if settings.label("scope") not in (AUTO, f"{BUILTIN}/{AUTO}"):
+    if settings.config.replay_scope != AUTO:
         return settings
     choice = choose_scope(trainer.accelerator.num_processes, compat.local_rows(trainer), trainer.num_generations)
     return settings.with_scope(choice.name, choice.reason)

@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..hookspecs import hookimpl
-from ..specs import (
-    CorrectionSpec,
-    EvictorSpec,
-    MixerSpec,
-    Preset,
-    SamplerSpec,
-    ScopeSpec,
-    ScorerSpec,
-    SelectorSpec,
-    StrategySpec,
-)
-from . import corrections, evictors, mixers, samplers, scopes, scorers, selectors
+from ..specs import CorrectionSpec, EvictorSpec, MixerSpec, Preset, SamplerSpec, ScorerSpec, SelectorSpec, StrategySpec
+from . import corrections, evictors, mixers, samplers, scorers, selectors
 
 
 def _given(strategy: Any) -> Callable[[], Any]:
@@ -91,9 +81,6 @@ class Builtin:
         yield SelectorSpec("always", selectors.make_always, "a fixed share of every batch")
         yield MixerSpec("whole", _given(mixers.whole), "a stored group replaces the whole slot")
         yield MixerSpec("inject", mixers.make_inject, "the best stored rows replace the worst fresh ones")
-        yield ScopeSpec("auto", scopes.make_auto, "process, or gathered where groups straddle or are few")
-        yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
-        yield ScopeSpec("gathered", scopes.GatheredScope, "one buffer, each group held by one process")
         yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the behavior policy")
         yield CorrectionSpec("truncated", corrections.make_truncated, "on-policy loss weighted by min(ratio, cap)")
         yield CorrectionSpec("sequence_mask", corrections.make_sequence_mask, "ratio; far off-policy rows are masked")

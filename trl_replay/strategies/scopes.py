@@ -13,7 +13,7 @@ from ..base.text import counted
 from ..data.table import Table
 from ..data.types import Floats, Group, Ints, Packed
 from ..errors import ReplayError
-from ..protocols import Agreement, Arrival, Columns, Load, Request, Scope
+from ..protocols import Agreement, Arrival, Columns, Load, Request
 
 if TYPE_CHECKING:
     import torch
@@ -118,10 +118,20 @@ class Collectives:
         return received.cpu()
 
 
-class _Scope:
-    """Base of both scopes: collectives, and the all-gather of `agree`."""
+class Scope:
+    """The processes that share a buffer, and all communication of theirs: every rank calls the same verbs in the same
+    order, once a batch and round, after an error too.
 
-    def __init__(self, accelerator: Any) -> None:
+    Every process has the table, and payload is stored once: where it was generated, unless that process holds `SLACK`
+    groups or more above the one that holds least; then that one takes it. Only groups that are drawn travel. A process
+    alone sees its own rows, and all that it does with them stays here.
+
+    Attributes:
+        one_buffer (`bool`): Whether all processes share it (`gathered`); else each is alone (`process`).
+    """
+
+    def __init__(self, accelerator: Any, one_buffer: bool = False) -> None:
+        self.one_buffer = one_buffer
         self._collectives = Collectives(accelerator)
 
     @property
@@ -162,38 +172,10 @@ class _Scope:
             texts.append(word.decode(errors="replace"))
         return texts
 
-
-class ProcessScope(_Scope):
-    """Each process keeps its own groups. The only communication is `agree`."""
-
-    one_buffer = False
-
-    def share(self, columns: Columns) -> Columns:
-        """Return this process's rows only."""
-        return columns
-
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Payload) -> Parts:
-        """Store this process's payload here."""
-        table.writable("owner")[_rows_of(table, arrivals)] = self.rank
-        return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
-
-    def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Return payload that this process holds."""
-        return {request.serial: load(request.serial) for request in requests}
-
-
-class GatheredScope(_Scope):
-    """One buffer for all processes: all see all rows and make the same decisions. Every process has the table, and
-    payload is stored once.
-
-    A group's payload stays where it was generated, unless that process holds `SLACK` groups or more above the one
-    that holds least; then that one takes it. Only groups that are drawn travel, to the slots that they fill.
-    """
-
-    one_buffer = True
-
     def share(self, columns: Columns) -> Columns:
         """All-gather this process's rows of all columns."""
+        if not self.one_buffer:
+            return columns
         as_bytes = [np.ascontiguousarray(column).view(np.uint8) for column in columns.values()]
         gathered = self._collectives.all_gather("share", np.concatenate(as_bytes))
         by_column = gathered.reshape(self.ranks, len(columns), -1)
@@ -212,7 +194,7 @@ class GatheredScope(_Scope):
         for arrival in arrivals:
             born = int(np.argmax(arrival.sizes))
             ahead = loads[born] - loads.min()
-            owner = born if ahead < SLACK else int(np.argmin(loads))
+            owner = born if ahead < SLACK or not self.one_buffer else int(np.argmin(loads))
             loads[owner] += 1
             owners.append(owner)
         table.writable("owner")[rows] = owners
@@ -259,13 +241,6 @@ class GatheredScope(_Scope):
                 serial = arrival.serial
                 parts[serial] = [mine[serial] if rank == self.rank else received[rank].pop(0) for rank in ranks]
         return parts
-
-
-def make_auto(accelerator: Any) -> Scope:
-    """Return `process` on one process, otherwise `gathered`, which fits any layout. `attach`, which knows the layout,
-    replaces this choice: see `choose_scope`."""
-    alone = accelerator is None or int(accelerator.num_processes) == 1
-    return ProcessScope(accelerator) if alone else GatheredScope(accelerator)
 
 
 class ScopeChoice(NamedTuple):

@@ -13,7 +13,6 @@ from support import Act
 
 import trl_replay
 from trl_replay.buffer.replay_buffer import OTHER_RULE, ReplayBuffer
-from trl_replay.strategies import scopes
 from trl_replay.strategies.corrections import ratio
 from trl_replay.strategies.scorers import advantage_std
 
@@ -90,23 +89,6 @@ def without_memory(method, attempt):
     return outcome_of_attempt
 
 
-class Wrapped:
-    """A third party's scope: four verbs and how it divides a buffer, around somebody else's."""
-
-    def __init__(self, scope):
-        self.share, self.agree, self.admit, self.fetch = scope.share, scope.agree, scope.admit, scope.fetch
-        self.one_buffer, self.received = scope.one_buffer, scope.received
-
-
-class ScopePlugin:
-    @trl_replay.hookimpl
-    def trl_replay_strategies(self):
-        return [
-            trl_replay.ScopeSpec("own", lambda accelerator: Wrapped(scopes.ProcessScope(accelerator)), "own"),
-            trl_replay.ScopeSpec("all", lambda accelerator: Wrapped(scopes.GatheredScope(accelerator)), "one for all"),
-        ]
-
-
 def by_rank(groups, context):
     """A broken scorer: gives other scores on another rank."""
     return np.arange(len(groups), dtype=float) * (1 if RANK == 0 else -1) + 10
@@ -145,20 +127,28 @@ def cases(launched):
             yield f"a rule of {name}, {scope}", lambda s=scope, r=ranks: of_other_rule(folder, s, r)
             yield f"resumed under a rule of {name}, {scope}", lambda s=scope, r=ranks: resumed(launched, s, r)
     yield from failing(folder)
-    trl_replay.register(ScopePlugin(), "third_party")
-    yield "third party's own", lambda: trained(folder, "whole", replay_scope="third_party/own")
-    yield "third party's all", lambda: trained(folder, "straddling", replay_scope="third_party/all")
-    yield "third party's own, straddling", lambda: trained(folder, "straddling", replay_scope="own")
-    yield "third party's object", lambda: with_object(folder)
     settings = {"replay_scope": "gathered", "replay_correction": drawing}
     yield "a correction that draws", lambda: trained(folder, "straddling", mixed, **settings)
 
 
+class Another:
+    """A reward function of the same name and rewards, and another source."""
+
+    def __init__(self, first):
+        self.first, self.__name__ = first, first.__name__
+
+    def __call__(self, **given):
+        return self.first(**given)
+
+
+def put_another(trainer):
+    trainer.reward_funcs[0] = Another(trainer.reward_funcs[0])
+
+
 def of_other_rule(folder, scope, ranks):
-    """An attribute of the reward function changes on some ranks after the third update; it has others, such as
-    `first`, which always differ."""
+    """The reward function is another one on some ranks after the third update."""
     trainer = build(folder, 8, 4, often, rank=RANK, max_steps=6)
-    act = {3: lambda: setattr(trainer.reward_funcs[0], "threshold", 1)} if RANK in ranks else {}
+    act = {3: lambda: put_another(trainer)} if RANK in ranks else {}
     trainer.add_callback(Act(act))
     return {**run(trainer, replay_scope=scope, **{**REPLAY, "replay_buffer_size": 30}), **left(trainer)}
 
@@ -181,7 +171,7 @@ def resumed(folder, scope, ranks):
     run(build(place, 8, 4, often, max_steps=2, **settings), **given)
     trainer = build(place, 8, 4, often, max_steps=4, **settings)
     if RANK in ranks:
-        trainer.reward_funcs[0].threshold = 1
+        put_another(trainer)
     return {**run(trainer, resume=str(place / "checkpoint-2"), **given), **left(trainer)}
 
 
@@ -195,11 +185,6 @@ def left(trainer):
         "oldest": int(table.update[table.origin == 0].min()),
         "files": int((table.origin > 0).sum()),
     }
-
-
-def with_object(folder):
-    trainer = build(folder, 8, 4, uneven, rank=RANK, max_steps=4)
-    run(trainer, replay_scope=Wrapped(scopes.ProcessScope(trainer.accelerator)), **REPLAY)
 
 
 def chosen(folder, rows):

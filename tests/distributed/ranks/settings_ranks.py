@@ -9,9 +9,8 @@ from one_rank import outcome, own, rank
 from scripted import build
 
 import trl_replay
-from trl_replay import FieldSpec, ScopeSpec
+from trl_replay import FieldSpec
 from trl_replay.registry import registry
-from trl_replay.strategies.scopes import GatheredScope
 
 GROUPS = Path(tempfile.gettempdir()) / "groups.jsonl"
 GROUPS.touch()
@@ -24,9 +23,6 @@ CASES = {
     "replay_max_weight": ({}, {"replay_max_weight": 2.0}),
     "replay_buffer_size": ({}, {"replay_buffer_size": 9}),
     "replay_scope": ({}, {"replay_scope": "process"}),
-    "replay_scope, of arguments": tuple(
-        {"replay_scope": f"tuned/tuned(patience={patience!r})"} for patience in (1, 2)
-    ),
     "replay_max_bytes": ({}, {"replay_max_bytes": "1GB"}),
     "replay_refill": ({}, {"replay_refill": "new(rounds=2)"}),
     "replay_refill, of a share": tuple({"replay_refill": f"new(until={until})"} for until in (0.9, 0.5)),
@@ -82,15 +78,6 @@ class Keys:
         yield FieldSpec(f"extra_{rank()}", layout="row")
 
 
-class Tuned:
-    @trl_replay.hookimpl
-    def trl_replay_strategies(self):
-        def tuned(accelerator, patience=0):
-            return GatheredScope(accelerator)
-
-        yield ScopeSpec("tuned", tuned, "gathered")
-
-
 class Released:
     @trl_replay.hookimpl
     def trl_replay_strategies(self):
@@ -115,7 +102,7 @@ class Eligible:
 
 def register():
     """The same plugins on both ranks, one of them in two releases, one with another hook on each."""
-    plugins = {"shaping": Shaping(), "prompts": Prompts(), "keys": Keys(), "tuned": Tuned()}
+    plugins = {"shaping": Shaping(), "prompts": Prompts(), "keys": Keys()}
     plugins["hooks"] = (Detached(), Eligible())[rank()]
     for name, plugin in plugins.items():
         trl_replay.register(plugin, name)

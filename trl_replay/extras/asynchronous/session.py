@@ -137,7 +137,7 @@ def _of_strategies(settings: Settings, components: Components) -> Iterator[str]:
             f"replay_correction={settings.label('correction')!r} {WITHIN_THE_LOSS}: use "
             f"{' or '.join(f'replay_correction={name!r}' for name in CORRECTIONS)}"
         )
-    scope = settings.label("scope")
+    scope = settings.config.replay_scope
     if scope != "process" and scope in SCOPES:
         yield (
             f"replay_scope={scope!r} shares groups among processes, and the main process alone reads the queue: use "
@@ -387,7 +387,7 @@ def make_session(trainer: Any, settings: Settings) -> AsyncSession | None:
     if not compat.is_asynchronous(trainer):
         return None
     compat.check_asynchronous(trainer)
-    if settings.label("scope") == AUTO:
+    if settings.config.replay_scope == AUTO:
         settings = settings.with_scope("process", "the main process reads the queue")
     main = trainer.accelerator.is_main_process
     names = compat.worker_rewards(trainer) if main else [settings.config.replay_reward or "reward"]
