@@ -167,7 +167,7 @@ class ReplayBuffer:
         Args:
             rule ([`RewardRule`]): The trainer's, on this process.
             changes (`Sequence[str]`): What is different on the first of the processes that decide together, in words;
-                if nothing is, nothing happens.
+                if nothing is, nothing leaves.
             tally ([`Tally`]): Counts the entries.
             tells (`bool`): Whether this process warns.
 
@@ -175,6 +175,7 @@ class ReplayBuffer:
             ConfigurationError: It has no function of the name `replay_reward`.
         """
         if not changes:
+            self.rule = rule
             return
         tally.retire(len(self), OTHER_RULE)
         self.clear()
