@@ -1,6 +1,5 @@
 """Refusals while a session's parts are put together, before anything is patched."""
 
-import warnings
 
 import pytest
 from corrected import TOKEN_WEIGHTS
@@ -9,7 +8,6 @@ from scenarios import train
 from support import DEAD, HALF, LIVE, LOSSES, Rewards
 
 import trl_replay
-from trl_replay.setup import preflight
 from trl_replay.testing import make_trainer
 
 
@@ -81,27 +79,3 @@ def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path):
     draws = {"sample": lambda table, count, context: list(range(count))}
     with pytest.raises(trl_replay.ConfigurationError, match="the plugin 'mine' may draw in its place"):
         train(tmp_path, *SCRIPT, hooks=draws, replay_correction="per", replay_sampler="uniform")
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"beta": 0.001, "num_iterations": 2}, "beta=0.001 hardly holds the policy"),
-        ({"beta": 2.0, "num_iterations": 2}, "beta=2 holds a pretrained model back"),
-        ({"beta": 0.1, "num_iterations": 5}, "num_iterations=5 takes more time"),
-        ({"beta": 0.1, "num_iterations": 2}, ""),
-    ],
-)
-def test_a_pretrained_model_is_told_what_the_preset_was_measured_with(tmp_path, monkeypatch, settings, words):
-    def told(pretrained):
-        monkeypatch.setattr(preflight, "PRETRAINED", pretrained)
-        trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), **settings)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            trl_replay.attach(trainer, replay_preset="sample_efficient")
-        return [str(each.message) for each in caught if "sample_efficient" in str(each.message)]
-
-    assert told(10**9) == []
-    found = told(0)
-    assert len(found) == bool(words)
-    assert all(words in each for each in found)

@@ -20,10 +20,6 @@ TOKEN_BYTES = 7
 """Of a stored completion token at least: its id, and its log-prob."""
 REMEDY = re.compile(r"\bset ((?!replay_)[a-z_]+=[\w.]+)")
 """A setting of the trainer in a reason."""
-PRETRAINED = 20_000_000
-"""Parameters from which on a model is taken for a pretrained one."""
-LEAST_BETA, MOST_BETA, MOST_ITERATIONS = 0.01, 1.0, 3
-"""Of the preset `sample_efficient` on such a model: 0.1 and 2 were measured to save, 2.0 and 4 not."""
 
 
 def preflight(trainer: Any, settings: Settings, components: Components) -> None:
@@ -236,8 +232,6 @@ def misgivings(trainer: Any, settings: Settings, components: Components, trial: 
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
         yield from _loses_its_file(settings)
-    if settings.config.replay_preset == "sample_efficient" and _parameters(trainer) >= PRETRAINED:
-        yield from _far_from_measured(trainer)
     if (
         components.forwards_to_record
         and settings.config.replay_record == "auto"
@@ -254,27 +248,6 @@ def _chooser(settings: Settings) -> str:
     """Name who chooses the groups that may be replaced."""
     names = [plugin.name for plugin in settings.plugins if "trl_replay_select" in plugin.hooks]
     return f"The plugin {names[0]!r}" if names else f"The selector {settings.label('selector')}"
-
-
-def _parameters(trainer: Any) -> int:
-    return sum(parameter.numel() for parameter in trainer.model.parameters())
-
-
-def _far_from_measured(trainer: Any) -> Iterator[str]:
-    """Yield which of the trainer's settings are far from those with which the preset saved completions on a
-    pretrained model; tiny models without prior knowledge take others."""
-    beta, iterations = trainer.args.beta, trainer.num_iterations
-    if not LEAST_BETA <= beta <= MOST_BETA:
-        effect = "holds a pretrained model back" if beta > MOST_BETA else "hardly holds the policy"
-        yield (
-            f"replay_preset='sample_efficient' with beta={beta:g} {effect}: it was measured with beta=0.1. Set "
-            "that in GRPOConfig, or one near it."
-        )
-    if iterations > MOST_ITERATIONS:
-        yield (
-            f"replay_preset='sample_efficient' with num_iterations={iterations} takes more time, and saved no more "
-            "completions than num_iterations=2 on a pretrained model: set that in GRPOConfig."
-        )
 
 
 def _generates_again(trainer: Any, settings: Settings) -> Iterator[str]:
