@@ -8,7 +8,7 @@ from typing import Any
 BUILT_IN = (
     "trl_replay.extras.asynchronous.session",
     "trl_replay.extras.files.session_files",
-    "trl_replay.extras.outcome.advisor",
+    "trl_replay.extras.outcome.advice",
     "trl_replay.extras.unsloth.layout",
 )
 """Modules that have one of these functions: `make_session(trainer, settings)` ([`AttachedSession`]),

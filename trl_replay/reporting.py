@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -54,33 +54,11 @@ REPLACED = "replay/replaced"
 deques, one a column, and fails to log where one of them is shorter than the others."""
 
 
-class Advisor:
-    """Knows what a log tells and what to change; this one says nothing."""
-
-    def frame(
-        self,
-        log: Sequence[Mapping[str, Any]],
-        settings: Mapping[str, Any],
-        held_back: Mapping[str, int],
-        replaced: int,
-    ) -> tuple[list[str], list[str]]:
-        """Return the lines before and after the summary of a run.
-
-        Args:
-            log (`list`): The trainer's `log_history`.
-            settings (`dict`): Of [`ReplayConfig`], with `num_generations`.
-            held_back (`dict`): By setting, slots that stored groups could have filled without it.
-            replaced (`int`): Groups that were replaced.
-        """
-        return [], []
-
-    def remedy_for_masks(self, settings: Mapping[str, Any]) -> str:
-        """Return what to change where all that is replayed is masked; nothing where the correction means to."""
-        return ""
-
-    def healthy_before(self, history: Sequence[Mapping[str, Any]]) -> float | None:
-        """Return the last logged step before a collapse that goes on at the end of a log; None if there is none."""
-        return None
+Told: TypeAlias = tuple[str, Mapping[str, str], str]
+"""What a run came to, what is wrong for certain, by a name, and what to change: a line each, empty where nothing is
+known."""
+Advisor: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], Told]
+"""Reads the trainer's `log_history`."""
 
 
 class Reporting:
@@ -94,7 +72,7 @@ class Reporting:
     def __init__(self, trainer: Callable[[], Any], components: Components) -> None:
         self._trainer = trainer
         self._components = components
-        self.advisor: Advisor = ask_built_in("make_advisor") or Advisor()
+        self.advise: Advisor = ask_built_in("make_advisor") or (lambda log: ("", {}, ""))
         self._totals = components.buffer.totals
 
     def record(self, values: Mapping[str, float]) -> None:
@@ -173,14 +151,8 @@ class Reporting:
             replayed (`str`): What was replayed.
         """
         components, settings, trainer = self._components, self._components.settings, self._trainer()
-        config, totals = settings.config, self._totals
-        outcome, advice = self.advisor.frame(
-            [] if trainer is None else trainer.state.log_history,
-            {**config.to_dict(), "num_generations": components.num_generations},
-            totals.held_back(),
-            int(totals.counters["replaced"]),
-        )
-        lines = [*outcome, replayed]
+        outcome, alarms, change = self.advise([] if trainer is None else trainer.state.log_history)
+        lines = [outcome, replayed]
         if components.buffer.capacity and components.processes > 1:
             lines.append(_scope_in_words(settings, components.processes))
         if settings.plugins:
@@ -191,8 +163,7 @@ class Reporting:
         doubt = doubt_of(settings, components.success, trainer)
         if not doubt and components.success.is_graded:
             doubt = f"{components.success.doubt()}; set {components.success.remedy}"
-        lines += [doubt] if doubt else []
-        return "\n".join([*lines, *advice])
+        return "\n".join(filter(None, [*lines, doubt, *alarms.values(), change]))
 
 
 def add_column(trainer: Any) -> None:

@@ -22,7 +22,7 @@ from .loss.bounds import Means, Noise, fetch_sums
 from .loss.micro_batch import ROWS
 from .loss.stats import MaskWatch
 from .protocols import SessionFiles
-from .reporting import Advisor, Reporting, add_column, take_column
+from .reporting import Reporting, add_column, take_column
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
 from .step.fresh_batch import StepCarry
@@ -59,7 +59,7 @@ class Session:
         self.totals = components.buffer.totals
         self.roll_call = roll_call_of(trainer, settings, components.scope)
         self.reporting = Reporting(self._trainer, components)
-        self._mask_watch = MaskWatch(_what_masks(settings, self.reporting.advisor))
+        self._mask_watch = MaskWatch(_what_masks(settings))
         self.step = Step(
             self._trainer,
             components,
@@ -340,10 +340,12 @@ def living(trainer: weakref.ref[Any]) -> Any:
     return found
 
 
-def _what_masks(settings: Settings, advisor: Advisor) -> str:
+def _what_masks(settings: Settings) -> str:
     """Describe what masks replayed rows where nothing is left of them, and the remedy; empty where that is meant."""
     correction = settings.strategies.get("correction")
-    remedy = advisor.remedy_for_masks(settings.config.to_dict())
-    if correction is None or not remedy:
+    if correction is None or correction.label == "imitation":
         return ""
-    return f"replay_correction={correction.label!r} ({correction.taken}). {remedy}"
+    return (
+        f'replay_correction={correction.label!r} ({correction.taken}). Set replay_correction="sequence_mask" (0.5 '
+        'to 2) instead of narrower limits, or "ratio", the default.'
+    )

@@ -1,43 +1,30 @@
-"""What rules say of a log."""
+"""Logs as TRL and replay write them, and what is said of them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trl_replay import ReplayConfig
+from trl_replay.extras.outcome.advice import what_to_change
 from trl_replay.extras.outcome.outcome import Outcome
-from trl_replay.extras.outcome.rules import RULES, advise, what_to_change
 from trl_replay.extras.outcome.run import Run
 
 Log = Sequence[Mapping[str, Any]]
 
 
-def outcome_of(log: Log, reward: str | None = None, **settings: Any) -> Outcome:
-    """The outcome of a log whose settings are not known, but for those that are given."""
-    return Outcome.of(Run.of_log(log, settings=settings), reward)
+def outcome_of(log: Log, reward: str | None = None) -> Outcome:
+    """The outcome of a log."""
+    return Outcome.of(Run.of_log(log), reward)
 
 
-def with_settings(log: Log, **settings: Any) -> Outcome:
-    """The outcome of a log whose settings are known: the defaults, but for these."""
-    return outcome_of(log, **ReplayConfig(**settings).to_dict())
+def alarms_in(log: Log) -> list[str]:
+    """Names of the alarms of a log."""
+    return list(what_to_change(outcome_of(log))[0])
 
 
-def rules_in(text: str) -> set[str]:
-    """Names of the rules whose changes a text tells."""
-    text = " ".join(text.split())
-    return {rule.name for rule in RULES if re.split("NAME|RANGE", rule.change)[0].replace("`", "") in text}
-
-
-def told_of(log: Log, **settings: Any) -> list[str]:
-    """Names of the rules that a log is told, in their order."""
-    return [name for each in advise(with_settings(log, **settings)) for name in rules_in(each.change)]
-
-
-def said_of(log: Log, **settings: Any) -> str:
-    """All that a log is told to change, in words."""
-    return " ".join(what_to_change(with_settings(log, **settings)))
+def said_of(log: Log) -> str:
+    """The last line that a log is told: what to change."""
+    return what_to_change(outcome_of(log))[1]
 
 
 def logged(count: int = 40, **values: Any) -> list[dict[str, Any]]:

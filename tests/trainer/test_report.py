@@ -136,26 +136,6 @@ def test_a_dry_run_is_not_told_as_if_replay_had_acted(tmp_path, said):
     assert "4.2%, in a dry run" in told
 
 
-def test_settings_are_found_beside_a_trainers_state_and_a_log_alone_is_told_nothing_that_depends_on_them(
-    tmp_path, said
-):
-    run = tmp_path / "run"
-    trainer = make_trainer(run, Rewards([LIVE, DEAD, DEAD]), max_steps=16, save_strategy="steps", save_steps=16)
-    trl_replay.attach(trainer, replay_correction="none", replay_start=0)
-    trainer.train()
-    told = " ".join(said("report", run / "checkpoint-16" / "trainer_state.json").split())
-    assert "Replayed rows train as if they were fresh" in told
-    assert "settings are not known" not in told
-    state = run / "checkpoint-16" / "trl_replay" / "rank-00000" / "state.json"
-    state.write_text(state.read_text().replace('"format": 4', '"format": 3'))
-    told = " ".join(said("report", run).split())
-    assert "this release reads version 4. Use the release of trl_replay that wrote it. Rules that need" in told
-    shutil.copy(run / "checkpoint-16" / "trainer_state.json", tmp_path / "log.json")
-    told = " ".join(said("report", tmp_path / "log.json").split())
-    assert "Replayed rows train as if they were fresh" not in told
-    assert "settings are not known" in told
-
-
 MARKUP = "<script>alert(1)</script>"
 
 

@@ -3,14 +3,12 @@
 import json
 
 import pytest
-from advised import outcome_of, told_of, with_settings
+from advised import outcome_of
 from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
-from trl_replay import ReplayConfig, reporting
-from trl_replay.data.counters import NOT_LOGGED_AT_0, log
-from trl_replay.extras.outcome.rules import RULES, facts_of
+from trl_replay.data.counters import log
 from trl_replay.testing import make_trainer
 
 RIGHT = [1.0] * 4
@@ -76,106 +74,6 @@ def test_a_further_update_logs_the_share_of_its_groups_that_were_drawn_anew(tmp_
     assert shares[::2] == [None] * 4
     assert sum(share for share in shares[1::2] if share) * 3 == pytest.approx(session.totals.counters["iterated"])
     assert "drawn anew in further updates" in outcome_of(trainer.state.log_history).facts
-
-
-def by_default(metrics, **settings):
-    """Of all metrics of a batch, those that a log has with these settings."""
-    config = ReplayConfig(**settings)
-    return {
-        key: value
-        for key, value in reporting.logged_of(metrics, config, True).items()
-        if value or not key.startswith(NOT_LOGGED_AT_0)
-    }
-
-
-QUIET = {
-    "replay/size": 64.0, "replay/stored": 1.0, "replay/evicted": 1.0, "replay/refused": 0.0, "replay/retired": 0.0,
-    "replay/dead_fraction": 0.4, "replay/dead_fraction_after": 0.05, "replay/replaced_fraction": 0.3,
-    "replay/all_wrong_fraction": 0.3, "replay/all_right_fraction": 0.1, "replay/lowest_fraction": 0.3,
-    "replay/highest_fraction": 0.1, "replay/untrained_fraction": 0.0, "replay/failed_rows": 0.0, "replay/lost": 0.0,
-    "replay/age_mean": 3.0, "replay/uses_mean": 2.0, "replay/ratio_mean": 1.0, "replay/ess": 0.9,
-    "replay/drift_mean": 0.1, "replay/gated_fraction": 0.0,
-}  # fmt: skip
-"""All metrics of a batch of a healthy run."""
-LATE = 31
-"""The step from which on a run is sick."""
-DRY = {"replay_dry_run": True}
-SICK = {
-    "no gradient": ({"grad_norm": 0.0}, {}),
-    "cut off": ({"completions/clipped_ratio": 0.97, "reward": 0.01, "replay/dead_fraction": 0.9,
-                 "replay/all_right_fraction": 0.0}, {}),
-    "evaluation falls": ({}, {}),
-    "collapse": ({"replay/dead_fraction": 1.0, "replay/all_wrong_fraction": 1.0, "replay/all_right_fraction": 0.0,
-                  "entropy": 0.01}, {}),
-    "deterministic": ({"replay/dead_fraction": 1.0, "replay/all_wrong_fraction": 0.6, "entropy": 0.01,
-                       "replay/all_right_fraction": 0.4}, {}),
-    "two completions": ({"replay/dead_fraction": 0.6}, {"num_generations": 2}),
-    "fallen reward": ({"reward": 0.1}, {}),
-    "nothing live": ({"replay/dead_fraction": 1.0, "replay/size": 0.0, "replay/all_wrong_fraction": 1.0,
-                      "replay/all_right_fraction": 0.0}, {}),
-    "truncation": ({"replay/untrained_fraction": 0.2, "completions/clipped_ratio": 0.5}, {}),
-    "no reward": ({"replay/failed_rows": 32.0}, {}),
-    "all right": ({"replay/all_right_fraction": 0.7, "replay/dead_fraction": 0.8}, {}),
-    "dead function": ({"replay/dead_fraction": 0.0, "replay/dead_fraction/right": 0.8,
-                       "replay/live_without/right": 0.7,
-                       "rewards/right/mean": 0.1, "rewards/long/mean": 0.3, "replay/dead_fraction/long": 0.0}, {}),
-    "silent function": ({"replay/dead_fraction/right": 1.0, "rewards/right/mean": 0.0, "rewards/long/mean": 0.3,
-                         "replay/dead_fraction/long": 0.0}, {}),
-    "few dead": ({"replay/dead_fraction": 0.1}, DRY),
-    "stuck": ({"replay/dead_fraction": 0.95, "replay/all_wrong_fraction": 0.95, "replay/all_right_fraction": 0.0},
-              DRY),
-    "dead groups": ({"replay/dead_fraction": 0.6}, DRY),
-    "small buffer": ({"replay/size": 8.0, "replay/dead_fraction_after": 0.2}, {"replay_buffer_size": 8}),
-    "dead groups stay": ({"replay/dead_fraction_after": 0.4}, {}),
-    "no correction": ({}, {"replay_correction": "none"}),
-    "overused": ({"replay/uses_mean": 400.0}, {}),
-    "stale buffer": ({"replay/ess": 0.2, "reward": 0.3}, {}),
-    "pays anything": ({"replay/all_right_fraction": 1.0, "replay/dead_fraction": 1.0, "reward": 1.0}, {}),
-    "narrow clip": ({"replay/clip_ratio": 0.9, "replay/sequence_drift_mean": 0.02}, {}),
-    "masked rows": ({"replay/gated_fraction": 0.8}, {"replay_correction": "sequence_mask"}),
-}  # fmt: skip
-"""By rule: what a sick run logs, late in it, and its settings."""
-OF_STOCK = {"steps without a reward", "sum alone", "dead, right or wrong"}
-"""Rules for logs that replay has not counted."""
-
-
-def a_log(values, settings, sick_from):
-    entries = []
-    known = {name: value for name, value in settings.items() if name.startswith("replay_")}
-    for step in range(1, 61):
-        late = values if step >= sick_from else {}
-        metrics = {**QUIET, **{name: value for name, value in late.items() if name.startswith("replay/")}}
-        trls = {name: value for name, value in late.items() if not name.startswith("replay/")}
-        entry = {"step": step, "loss": 0.0, "grad_norm": 0.2, "reward": 0.3 + step / 600, "reward_std": 0.3,
-                 "entropy": 0.4, "completions/clipped_ratio": 0.1, "completions/max_length": 256.0,
-                 "replay/rollouts": 64.0 * step}  # fmt: skip
-        entries.append({**entry, **trls, **by_default(metrics, **known)})
-    return entries
-
-
-@pytest.mark.parametrize("rule", [rule.name for rule in RULES if rule.name not in OF_STOCK])
-def test_every_rule_applies_to_what_is_logged_by_default(rule):
-    values, settings = SICK[rule]
-    log = list(a_log(values, settings, 1 if rule in ("stale buffer", "pays anything") else LATE))
-    if rule == "evaluation falls":
-        log += [{"step": 20 * at, "eval_reward": value} for at, value in ((1, 0.5), (2, 0.3), (3, 0.25))]
-    size = {name: value for name, value in settings.items() if name == "num_generations"}
-    config = ReplayConfig(**{name: value for name, value in settings.items() if name not in size})
-    outcome = outcome_of(log, **{**config.to_dict(), **size})
-    facts = facts_of(outcome)
-    assert rule in {one.name for one in RULES if one.applies(facts)}
-    assert rule not in told_of(a_log({}, {}, LATE)), "a healthy run is not told so"
-
-
-def test_every_fact_that_a_rule_names_is_one_or_a_setting():
-    known = {"entropy of its highest", "groups once at the lowest", "reward", "dead groups of NAME's", "NAME"}
-    for values, settings in SICK.values():
-        names = {name: value for name, value in settings.items() if name.startswith("replay_")}
-        known |= facts_of(with_settings(a_log(values, settings, LATE), **names)).keys()
-    for rule in RULES:
-        for condition in (*rule.when, *rule.options.values()):
-            for part in condition.split(" | "):
-                assert any(part.startswith(f"{name} ") for name in known | {"num_generations"}), part
 
 
 def test_states_and_counts_of_an_entry_are_as_they_were():

@@ -18,8 +18,7 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from ..extras.files.export import of_checkpoint, write
-    from ..extras.outcome.run import checkpoint_of
+    from ..extras.files.export import checkpoint_of, of_checkpoint, write
 
     count = write(options.out, of_checkpoint(checkpoint_of(options.checkpoint)))
     print(f"written: {options.out}, {count} completions")
@@ -39,24 +38,17 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
         "--reward", metavar="NAME", help="the reward function that counts, as in rewards/NAME/mean; else the sum"
     )
     parser.add_argument("--completions", type=int, help="of a generation batch, where the log does not count them")
-    parser.add_argument("--num_generations", type=int, help="the trainer's, where no checkpoint with replay tells it")
 
 
 def _report(options: argparse.Namespace) -> int:
-    for name, least in (("completions", 1), ("num_generations", 2)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise unusable(f"--{name}", value, f"give a number of at least {least}")
-    report(options.runs, options.reward, options.completions, options.num_generations, options.html)
+    if options.completions is not None and options.completions < 1:
+        raise unusable("--completions", options.completions, "give a number of at least 1")
+    report(options.runs, options.reward, options.completions, options.html)
     return 0
 
 
 def report(
-    given: Sequence[str],
-    reward: str | None = None,
-    per_batch: int | None = None,
-    num_generations: int | None = None,
-    page: Path | None = None,
+    given: Sequence[str], reward: str | None = None, per_batch: int | None = None, page: Path | None = None
 ) -> None:
     """Print what one run came to and what to change in it, or how several differ; and write it as a page.
 
@@ -64,30 +56,32 @@ def report(
         given (`Sequence[str]`): Where the runs are, with labels or without.
         reward (`str`, *optional*): The reward function that counts.
         per_batch (`int`, *optional*): Completions of a generation batch.
-        num_generations (`int`, *optional*): The trainer's.
         page (`Path`, *optional*): Where to write the page.
 
     Raises:
         ReplayError: A run can't be read, or has no such reward.
     """
+    from ..extras.outcome.advice import what_to_change
     from ..extras.outcome.comparison import compare, outcomes_of
+    from ..extras.outcome.outcome import cost_in_words
     from ..extras.outcome.page import write_page
-    from ..extras.outcome.rules import notes, what_to_change
     from ..extras.outcome.run import Run
 
-    runs = [Run.of_folder(one, per_batch, num_generations) for one in given]
+    runs = [Run.of_folder(one, per_batch) for one in given]
     first, *others = outcomes = outcomes_of(runs, reward)
     above, below = compare(outcomes), list[str]()
     if not others:
-        above, below = [f"outcome: {first}"], [*notes(first), *what_to_change(first)]
+        alarms, change = what_to_change(first)
+        above, below = [f"outcome: {first}"], [*cost_in_words(first.run), *alarms.values(), change]
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.facts)
+    head = ("over the whole run", *(run.label + run.seed for run in runs))
     rows = [(name, *(outcome.facts.get(name, "–") for outcome in outcomes)) for name in names]
     console = make_console()
     console.print(printable("\n".join(above)), markup=False, highlight=False)
-    console.print(make_table("", ("over the whole run", *(run.label for run in runs)), rows))
+    console.print(make_table("", head, rows))
     console.print(printable("\n".join(below)), markup=False, highlight=False)
     if page:
-        print(f"written: {write_page(page, [*above, *below], rows, outcomes)}")
+        print(f"written: {write_page(page, [*above, *below], [head, *rows], outcomes)}")
 
 
 EXPORT = Command(

@@ -363,14 +363,6 @@ class Totals:
             lines.append("why groups were not replaced or stored:")
         return "\n".join([*lines, *self._told_reasons()])
 
-    def held_back(self) -> dict[str, int]:
-        """Return, by the setting that limits replay, the slots that stored groups could have filled without it."""
-        return {
-            reason.removesuffix(HELD_BACK): count
-            for reason, count in self.reasons.items()
-            if reason.endswith(HELD_BACK)
-        }
-
     def _told_reasons(self) -> list[str]:
         return [f"  {times} x {reason}" for reason, times in self.reasons.most_common()]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..checkpoint.discovery import numbered_checkpoints
 from ..errors import SeamError
 from ..protocols import AttachedSession
 from .trackers import write_settings
@@ -29,6 +28,7 @@ class ReplayCallback(TrainerCallback):
         self._take_off = take_off
         self._trackers_told = False
         self._collapse_told = False
+        self._next_look = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -87,18 +87,14 @@ class ReplayCallback(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Warn once where the policy collapses."""
-        healthy = None if self._collapse_told else self.session.reporting.advisor.healthy_before(state.log_history)
-        if healthy is None or not state.is_world_process_zero:
+        log = state.log_history
+        if not state.is_world_process_zero or (len(log) < self._next_look and state.global_step < state.max_steps):
             return
-        self._collapse_told = True
-        folders = numbered_checkpoints(args.output_dir or "")
-        saved = [step for folder in folders if (step := int(folder.name.rpartition("-")[2])) <= healthy]
-        remedy = f"go back to checkpoint-{max(saved)}" if saved else "start again (no checkpoint is as old)"
-        warnings.warn(
-            f"The policy has collapsed since step {healthy:g}: every group is dead at the lowest reward, and "
-            f"completions hardly vary. Replay can't bring it back: {remedy}, with half the learning_rate.",
-            stacklevel=2,
-        )
+        self._next_look = int(1.1 * len(log)) + 1  # a look reads the whole log
+        _, alarms, _ = self.session.reporting.advise(log)
+        if "collapsed" in alarms and not self._collapse_told:
+            self._collapse_told = True
+            warnings.warn(f"{alarms['collapsed']}; session.explain() tells what to change.", stacklevel=2)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -14,6 +14,7 @@ from ...base.files import replacing
 from ...batch.samples import masked_rows
 from ...buffer import ReplayBuffer
 from ...checkpoint import format as saved
+from ...checkpoint.discovery import FOLDER, last_complete_checkpoint
 from ...data.fields import ADVANTAGES, FIELDS, STORED_REWARDS, TOKEN_ADVANTAGES
 from ...data.table import Table
 from ...data.types import Entry, Group
@@ -97,6 +98,18 @@ def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
         logps=values[compat.OLD_LOGPS],
         columns={**entry.columns, "row_reward": table.row_reward[row].tolist()},
     )
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Return the folder itself where it holds a buffer, or the newest complete checkpoint in it.
+
+    Raises:
+        ReplayError: There is nothing at this path.
+    """
+    if not path.exists():
+        raise ReplayError(f"{path} does not exist: give a run's output_dir or one of its checkpoints.")
+    is_checkpoint = path.is_file() or (path / FOLDER).is_dir()
+    return path if is_checkpoint else Path(last_complete_checkpoint(path) or path)
 
 
 def of_checkpoint(folder: str | Path) -> Source:

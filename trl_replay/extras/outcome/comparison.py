@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 
+from ...data.types import Floats
 from ...errors import ReplayError
 from .outcome import Outcome
 from .run import AXES, SUM, Run
@@ -32,13 +31,13 @@ def outcomes_of(runs: Sequence[Run], reward: str | None = None) -> list[Outcome]
     Raises:
         ReplayError: A run did not log it, or the runs name several.
     """
-    named = sorted({run.counts for run in runs if run.counts})
-    if reward is None and len(named) > 1:
+    counts = sorted({run.counts for run in runs if run.counts})
+    if reward is None and len(counts) > 1:
         raise ReplayError(
-            f"The runs have several values of replay_reward: {', '.join(named)}. Name the function to compare them "
-            f"by: --reward {named[0]}."
+            f"The runs have several values of replay_reward: {', '.join(counts)}. Name the function to compare them "
+            f"by: --reward {counts[0]}."
         )
-    found = [Outcome.of(run, reward or (named[0] if named and len(runs) > 1 else None)) for run in runs]
+    found = [Outcome.of(run, reward or next(iter(counts), None)) for run in runs]
     empty = [outcome.run.label for outcome in found if len(runs) > 1 and not outcome.values]
     if empty:
         raise ReplayError(f"The log of {empty[0]} holds no reward: there is nothing to compare.")
@@ -54,23 +53,13 @@ def compare(outcomes: Sequence[Outcome]) -> list[str]:
     said = []
     for each, words in ((f"eval_{key}", f"{name} on evaluation prompts"), (key, name)):
         if all(run.numbers(each) for run in runs):
-            said += [line for other in others for line in _compared(first, other, each, words)]
-            said += [
-                _ends(_paired(control, other), each, f"{words}, with as many updates a batch")
-                for control, other in itertools.permutations(others, 2)
-                if _is_control(control[0], other[0])
-            ]
+            said += [line for other in others for line in _compared(_paired(first, other), each, words)]
     if name == SUM and len(runs[0].functions) > 1:
         functions = " or ".join(runs[0].functions)
         said.append(f"The reward is the sum of several functions. Name the one that counts: --reward {functions}.")
     if any(run.per_batch and run.updates_per_batch is None for run in runs):
         said.append("Not every update was logged: one update a batch is assumed (logging_steps=1 tells).")
     return said if min(map(len, [first, *others])) >= ENOUGH else [*said, UNPROVEN]
-
-
-def _is_control(run: Run, replaying: Run) -> bool:
-    """Whether a run shows what the further updates of another do without its replay."""
-    return replaying.attached and not run.attached and run.updates_per_batch == replaying.updates_per_batch
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -87,68 +76,45 @@ def axis_of(runs: Sequence[Run]) -> str:
     return next((axis for axis in AXES if all(np.isfinite(run.spent(axis)).all() for run in runs)), "updates")
 
 
-Pairs: TypeAlias = Sequence[tuple[Run, Run]]
-"""Of two settings, the runs of one seed."""
-
-
-def _paired(first: Sequence[Run], second: Sequence[Run]) -> Pairs:
+def _paired(first: Sequence[Run], second: Sequence[Run]) -> list[tuple[Run, Run]]:
     """One setting against another, seed by seed where seeds are the same."""
     of_seed = {run.seed: run for run in first}
     return [(of_seed.get(run.seed, first[at % len(first)]), run) for at, run in enumerate(second)]
 
 
-def _ends(pairs: Pairs, key: str, words: str) -> str:
-    """Where both settings end."""
-    goals, ends = zip(*((run.curve(key).end, other.curve(key).end) for run, other in pairs), strict=True)
-    name, other = (run.label for run in pairs[0])
-    higher = sum(end > goal for end, goal in zip(ends, goals, strict=True))
+def _compared(pairs: list[tuple[Run, Run]], key: str, words: str) -> list[str]:
+    """One setting against the first: of seeds whose first run rose, what both took to where that one ends."""
+    arms = [[Outcome(run, words, key) for run in arm] for arm in zip(*pairs, strict=True)]
+    goals, ends = (np.array([each.means[-1] for each in arm]) for arm in arms)
+    (name, other), higher, stayed = (run.label for run in pairs[0]), (ends > goals).sum(), ends >= goals
     seeds = f", higher on {higher} of {len(pairs)} seeds" if len(pairs) > 1 else ""
-    return f"By {words}, {other} ends at {_middle(ends)}, and {name} at {_middle(goals)}{seeds}."
-
-
-def _compared(first: Sequence[Run], second: Sequence[Run], key: str, words: str) -> list[str]:
-    """One setting against the first."""
-    pairs = _paired(first, second)
-    goals = [run.curve(key).end for run, _ in pairs]
-    ends = [run.curve(key).end for _, run in pairs]
-    name, other = first[0].label, second[0].label
-    lines = [_ends(pairs, key, words)]
-    outcomes = {arm[0].label: [Outcome(run, words, key) for run in arm] for arm in (first, second)}
-    axis = axis_of([*first, *second])
-    if not any(outcome.rose for outcome in outcomes[name]):
-        return [*lines, f"{name} did not rise, so there is no value to which {axis} could be counted."]
-    stayed = 2 * sum(end >= goal for end, goal in zip(ends, goals, strict=True)) >= len(pairs)
-    told = [
-        _took(pairs, goals, key, each, stayed)
-        for each in dict.fromkeys((axis, "seconds"))
-        if all(np.isfinite(run.spent(each)).all() for pair in pairs for run in pair)
-    ]
-    lines.append(f"To the {words} at which {name} ends, {_middle(goals)}, {'; '.join(told)}.")
-    crossed = [run.curve(key).first(goal) < np.inf for (_, run), goal in zip(pairs, goals, strict=True)]
-    if not stayed and any(crossed):
-        lines.append(f"{other} did not stay there: it crossed that value, and ends below it.")
-    for label, arm in outcomes.items():
-        best = [outcome.best for outcome in arm if outcome.fell]
+    lines = [f"By {words}, {other} ends at {_middle(ends)}, and {name} at {_middle(goals)}{seeds}."]
+    rising = [at for at, base in enumerate(arms[0]) if base.rises]
+    told = []
+    for axis in dict.fromkeys((axis_of([run for pair in pairs for run in pair]), "seconds")):
+        before, after = (np.array([arm[at].run.curve(key, axis).first(goals[at]) for at in rising]) for arm in arms)
+        if rising and not np.isnan([before, after]).any():
+            there = stayed[rising].mean() >= 0.5 and before.all() and np.isfinite(after).all()
+            less = f" ({_middle(1 - after / before, _less)})" if there else ""
+            told.append(f"{name} took {_middle(before, _count)} {axis}, and {other} {_middle(after, _count)}{less}")
+    if not rising:
+        lines.append(f"{name} did not rise by more than its error: its end is no goal.")
+    else:
+        on = f" on {len(rising)} of {len(pairs)} seeds" if len(rising) < len(pairs) else ""
+        lines.append(f"To the {words} at which {name} ends{on}, {_middle(goals[rising])}, {'; '.join(told)}.")
+        if stayed[rising].mean() < 0.5 and any(arms[1][at].best >= goals[at] for at in rising):
+            lines.append(f"{other} did not stay there: it crossed that value, and ends below it.")
+    for arm in arms:
+        best = [each.best for each in arm if each.falls]
         if best:
+            label = arm[0].run.label
             lines.append(f"{label} fell after its best of {_middle(best)}, in {len(best)} of {len(arm)} runs.")
     return lines
 
 
-def _took(pairs: Pairs, goals: Sequence[float], key: str, axis: str, stayed: bool) -> str:
-    """What both took to the goals; with how much less that is, if the second one `stayed` there and all got there."""
-    before = [run.curve(key, axis).first(goal) for (run, _), goal in zip(pairs, goals, strict=True)]
-    after = [run.curve(key, axis).first(goal) for (_, run), goal in zip(pairs, goals, strict=True)]
-    less = ""
-    if stayed and all(before) and np.isfinite(after).all():
-        less = f" ({_middle([1 - late / early for early, late in zip(before, after, strict=True)], _less)})"
-    name, other = (run.label for run in pairs[0])
-    return f"{name} took {_middle(before, _count)} {axis}, and {other} {_middle(after, _count)}{less}"
-
-
-def _middle(values: Sequence[float], words: Callable[[float], str] = "{:.3g}".format) -> str:
-    """The median in words, with the range of several values; of two in the middle the higher one."""
-    ordered = sorted(values)
-    low, median, high = (words(ordered[at]) for at in (0, len(ordered) // 2, -1))
+def _middle(values: Sequence[float] | Floats, words: Callable[[float], str] = "{:.3g}".format) -> str:
+    """The median in words, with the range of several values."""
+    low, median, high = (words(float(middle(values))) for middle in (np.min, np.median, np.max))
     return median if low == high else f"{median} ({low} to {high})"
 
 

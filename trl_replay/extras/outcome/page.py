@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from jinja2 import Environment, FileSystemLoader
 from ...base.files import replacing
 from .comparison import axis_of, by_label
 from .outcome import ESS, REPLACED, Outcome
-from .run import DEAD, DEAD_AFTER, DEAD_EXACT, REDRAWN, Run
+from .run import DEAD, DEAD_AFTER, REDRAWN, Run
 
-COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97")
+COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97", "#d16ba5", "#17a2a2", "#7a8b1f", "#8c564b")
 """Of lines, seen on a light and on a dark page."""
 NO_CHARTS = "For charts: pip install matplotlib, and run this again."
 
@@ -26,7 +27,7 @@ def write_page(path: Path, lines: Sequence[str], rows: Sequence[Sequence[str]], 
     Args:
         path (`Path`): Where to.
         lines (`Sequence[str]`): What was printed.
-        rows (`Sequence[Sequence[str]]`): Of the table: a name, and a value of each run.
+        rows (`Sequence[Sequence[str]]`): Of the table: its heads, then a name and a value of each run.
         outcomes (`Sequence[Outcome]`): At least one.
     """
     runs = [outcome.run for outcome in outcomes]
@@ -34,7 +35,6 @@ def write_page(path: Path, lines: Sequence[str], rows: Sequence[Sequence[str]], 
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     text = environment.get_template("page.html").render(
         name=", ".join(by_label(runs)),
-        labels=[run.label for run in runs],
         lines=[*lines, "" if charts is not None else NO_CHARTS],
         rows=rows,
         charts=charts or {},
@@ -45,18 +45,18 @@ def write_page(path: Path, lines: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def charts_of(runs: Sequence[Run], key: str) -> dict[str, str] | None:
-    """Return charts as SVG by their titles; None where matplotlib is not installed."""
+    """Return charts as SVG by their titles, each series in a color of its own: the mean over seeds, and their range;
+    None where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    axis = axis_of(runs)
-    dead = DEAD_EXACT if any(run.attached for run in runs) else DEAD
+    axis, arms = axis_of(runs), by_label(runs)
     reward = {"": key, "on evaluation prompts": f"eval_{key}"}
     lines = {
         f"Reward over {axis}": (axis, reward),
         "Reward over seconds": ("seconds", reward),
-        "Dead groups": (axis, {"generated": dead, "trained on": DEAD_AFTER}),
+        "Dead groups": (axis, {"generated": DEAD, "trained on": DEAD_AFTER}),
         "Replayed groups": (axis, {"replaced": REPLACED, "drawn anew in further updates": REDRAWN}),
         "How far the policy has moved": (axis, {"importance ratio": "replay/ratio_mean", "effective sample": ESS}),
     }
@@ -64,19 +64,20 @@ def charts_of(runs: Sequence[Run], key: str) -> dict[str, str] | None:
     for title, (along, metrics) in lines.items():
         figure = Figure(figsize=(5.4, 2.7), layout="constrained")
         axes = figure.add_subplot()
-        colors = dict(zip(by_label(runs) if len(runs) > 1 else metrics, COLORS * len(runs), strict=False))
-        for run in runs:
-            for words, metric in metrics.items():
-                points = np.array(run.points(metric, along))
-                if points.size and np.isfinite(points).all():
-                    label = " ".join(filter(None, (run.label if len(runs) > 1 or not words else "", words)))
-                    label = " " + label.replace("$", r"\$")  # else a formula, or hidden
-                    axes.plot(*points, color=colors[run.label if len(runs) > 1 else words], label=label, marker=".")
+        for label, words in itertools.product(arms, metrics):
+            curves = [np.array(run.points(metrics[words], along)) for run in arms[label]]
+            curves = [curve for curve in curves if curve.size and np.isfinite(curve).all()]
+            if curves:
+                spent = np.unique(np.concatenate([curve[0] for curve in curves]))
+                values = np.array([np.interp(spent, at, of, np.nan, np.nan) for at, of in curves])
+                name = " " + f"{label} {words}".strip().replace("$", r"\$")  # else a formula, or hidden
+                color = COLORS[len(axes.lines) % len(COLORS)]
+                axes.plot(spent, values.mean(axis=0), color=color, label=name, marker=".")
+                axes.fill_between(spent, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
         if axes.lines:
             axes.set(xlabel=along)
             axes.spines[["top", "right"]].set_visible(False)
-            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # seeds of a label share one
-            axes.legend(handles.values(), handles, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
+            axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
             charts[title] = _svg(figure)
     return charts
 

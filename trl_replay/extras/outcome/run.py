@@ -1,11 +1,11 @@
-"""A run, from a log, a trainer, or a folder: its steps, settings, and metrics."""
+"""A run, from a log or a folder: its steps and metrics."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import nan
 from pathlib import Path
@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 
-from ...checkpoint import format as saved
-from ...checkpoint.discovery import FOLDER, TRAINER_STATE, last_complete_checkpoint
+from ...checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
 from ...data.counters import DRY_RUN, JUDGED_BY, NOT_LOGGED_AT_0
 from ...data.types import Floats
-from ...errors import CheckpointError, ReplayError
+from ...errors import ReplayError
 
 Entry: TypeAlias = Mapping[str, float]
 """An entry of a log: numbers by name, NaN included."""
@@ -29,13 +28,12 @@ READ = (
 STEPS = ("step", "train/global_step", "global_step", "global_step/max_steps", "_step", "Step")
 """Names of the step in logs of trainers and trackers; ms-swift's is a text, `"9/547"`."""
 
-NO_CHECKPOINT = "there is no checkpoint with replay."
 LARGEST = 2**53
 """What is larger has no place on an axis."""
 
 
-def read_log(path: Path) -> tuple[list[Entry], int]:
-    """Return the entries of the last run in a log, and how many runs it has.
+def read_log(path: Path) -> list[Entry]:
+    """Return the entries of the last run in a log.
 
     Args:
         path (`Path`): A run's folder, one of its checkpoints, or a file. Of a folder and its newest complete
@@ -46,41 +44,15 @@ def read_log(path: Path) -> tuple[list[Entry], int]:
     """
     if not path.exists():
         raise ReplayError(f"{path} does not exist. {READ}")
-    states = [path / TRAINER_STATE, newest(path) / TRAINER_STATE] if path.is_dir() else [path]
+    states = (
+        [path / TRAINER_STATE, Path(last_complete_checkpoint(path) or path) / TRAINER_STATE]
+        if path.is_dir()
+        else [path]
+    )
     logs = [_read(state) for state in dict.fromkeys(states) if state.is_file()]
     if not logs:
         raise ReplayError(f"{path} holds neither {TRAINER_STATE} nor a complete checkpoint. {READ}")
-    runs = _apart(max(logs, key=lambda log: max((entry.get("step", 0.0) for entry in log), default=0.0)))
-    return runs[-1], len(runs)
-
-
-def newest(path: Path) -> Path:
-    """Return the newest complete checkpoint of a run's folder; the path itself where there is none."""
-    return Path(last_complete_checkpoint(path) or path) if path.is_dir() else path
-
-
-def checkpoint_of(path: Path) -> Path:
-    """Return the folder itself where it holds a buffer, or the newest complete checkpoint in it; of a trainer's state,
-    those of its folder.
-
-    Raises:
-        ReplayError: There is nothing at this path.
-    """
-    if not path.exists():
-        raise ReplayError(f"{path} does not exist: give a run's output_dir or one of its checkpoints.")
-    folder = path.parent if path.name == TRAINER_STATE else path
-    return folder if (folder / FOLDER).is_dir() else newest(folder)
-
-
-def states_of(path: Path) -> tuple[Sequence[saved.RankState], str]:
-    """Return what each rank saved with the log at this path, or why nothing is known of it."""
-    checkpoint = checkpoint_of(path)
-    if not (checkpoint / FOLDER).is_dir():
-        return [], NO_CHECKPOINT
-    try:
-        return saved.read_all(checkpoint), ""
-    except CheckpointError as error:
-        return [], str(error)
+    return _last_run(max(logs, key=lambda log: max((entry.get("step", 0.0) for entry in log), default=0.0)))
 
 
 def _read(path: Path) -> list[Entry]:
@@ -101,15 +73,12 @@ def _rows(path: Path) -> Any:
     if ending == ".json":
         found = json.loads(path.read_text(encoding="utf-8-sig"))
         return found["log_history"] if isinstance(found, Mapping) else found
+    if ending not in (".csv", ".jsonl", ".parquet"):
+        raise ValueError(f"files that end in {ending or 'nothing'!r} are not read")
     import pandas
 
-    if ending == ".csv":
-        return pandas.read_csv(path).to_dict("records")
-    if ending == ".jsonl":
-        return pandas.read_json(path, lines=True).to_dict("records")
-    if ending == ".parquet":
-        return pandas.read_parquet(path).to_dict("records")
-    raise ValueError(f"files that end in {ending or 'nothing'!r} are not read")
+    lines = {"lines": True} if ending == ".jsonl" else {}
+    return getattr(pandas, f"read_{ending[1:].replace('jsonl', 'json')}")(path, **lines).to_dict("records")
 
 
 def plain(row: Mapping[str, Any]) -> Entry:
@@ -133,21 +102,17 @@ def _number(value: Any) -> float | None:
     return number if number is None or abs(number) < LARGEST else nan
 
 
-def _apart(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """The runs of a log: one begins where the step is back at the first. Where it is back elsewhere, training was
-    resumed, and what stood beyond is gone."""
-    runs: list[list[Entry]] = [[]]
-    first = last = 0.0
+def _last_run(entries: Sequence[Entry]) -> list[Entry]:
+    """The last run of a log: where the step is back, another run begins, or one is resumed, and what stood beyond is
+    gone."""
+    kept, last = list[Entry](), 0.0
     for entry in entries:
         step = entry.get("step", last)
-        if step < last and step <= first:
-            runs.append([])
-        elif step < last:
-            runs[-1] = [earlier for earlier in runs[-1] if earlier.get("step", 0.0) < step]
-        first = first if any("step" in earlier for earlier in runs[-1]) else step
+        if step < last:
+            kept = [earlier for earlier in kept if earlier.get("step", 0.0) < step]
         last = step
-        runs[-1].append(entry)
-    return runs
+        kept.append(entry)
+    return kept
 
 
 DEAD, DEAD_EXACT, DEAD_AFTER = "frac_reward_zero_std", "replay/dead_fraction", "replay/dead_fraction_after"
@@ -155,7 +120,6 @@ DEAD, DEAD_EXACT, DEAD_AFTER = "frac_reward_zero_std", "replay/dead_fraction", "
 REDRAWN = "replay/redrawn_fraction"
 SUM = "reward"
 """TRL's name for the weighted sum of all reward functions."""
-GENERATIONS = "num_generations"
 AXES = {"completions": "replay/rollouts", "tokens": "num_tokens", "updates": "step", "seconds": "step_time"}
 """What is spent on training, and the metric that tells it. Tokens are of prompts and completions."""
 CHECKPOINT = re.compile(r"checkpoint-\d+|trainer_state\.json")
@@ -192,13 +156,9 @@ class Curve(NamedTuple):
     def first(self, level: float) -> float:
         """Return where the curve first crosses a level, by a straight line between the two measurements around it;
         infinity if it never does."""
-        at = next((place for place, value in enumerate(self.values) if value >= level), None)
-        if at is None:
-            return np.inf
-        if at == 0:
-            return float(self.spent[0])
-        (x, low), (further, high) = zip(self.spent[at - 1 : at + 1], self.values[at - 1 : at + 1], strict=True)
-        return float(x + (further - x) * (level - low) / (high - low))
+        at = int(np.argmax(np.array([*self.values, np.inf]) >= level))
+        around = slice(max(at - 1, 0), at + 1)
+        return float(np.interp(level, self.values[around], self.spent[around])) if at < len(self.values) else np.inf
 
 
 @dataclass(frozen=True)
@@ -208,24 +168,14 @@ class Run:
     Attributes:
         label (`str`): Names its settings: runs with one label differ by seed.
         log (`Sequence[Entry]`): Numbers by name.
-        settings (`Mapping`): Of [`ReplayConfig`], with `num_generations`; those that are known.
         seed (`str`): At the end of its folder's name; may be empty.
-        runs (`int`): In the log, of which this is the last.
         per_batch (`int`, *optional*): Completions of a generation batch, where the log does not count them.
-        held_back (`Mapping[str, int]`): By setting, slots that stored groups could have filled without it.
-        replaced (`int`): Groups that were replaced.
-        unknown (`str`): Why the settings are not known, as a sentence; empty where a checkpoint tells them.
     """
 
     label: str
     log: Sequence[Entry]
-    settings: Mapping[str, Any] = field(default_factory=dict)
     seed: str = ""
-    runs: int = 1
     per_batch: int | None = None
-    held_back: Mapping[str, int] = field(default_factory=dict)
-    replaced: int = 0
-    unknown: str = NO_CHECKPOINT
 
     @classmethod
     def of_log(cls, history: Sequence[Mapping[str, Any]], **known: Any) -> Run:
@@ -233,31 +183,24 @@ class Run:
         return cls(known.pop("label", ""), [plain(entry) for entry in history], **known)
 
     @classmethod
-    def of_folder(cls, given: str | Path, per_batch: int | None = None, num_generations: int | None = None) -> Run:
+    def of_folder(cls, given: str | Path, per_batch: int | None = None) -> Run:
         """Read a run: its `output_dir`, a checkpoint, or a file of its metrics, with `label=` before it or without.
         Without a label, the folder's name is it, but for a seed.
 
         Args:
             given (`str` or `Path`): Where it is.
             per_batch (`int`, *optional*): Completions of a generation batch.
-            num_generations (`int`, *optional*): The trainer's, where no checkpoint with replay tells it.
 
         Raises:
             ReplayError: It can't be read, or it is no run of GRPO.
         """
         label, path = _labeled(str(given))
-        log, runs = read_log(path)
-        states, unknown = states_of(path)
-        settings: dict[str, Any] = {}
-        if states:
-            settings = {**states[0].session["settings"], GENERATIONS: states[0].identity.num_generations}
-        if num_generations is not None:
-            settings[GENERATIONS] = num_generations
+        log = read_log(path)
         parts = [part for part in path.resolve().parts if not CHECKPOINT.fullmatch(part)]
         name = Path(parts[-1]).stem if path.suffix else parts[-1]
         found = SEED.search(name)
         seed = found[0] if found else ""
-        run = cls(label or SEED.sub("", name) or name, log, settings, seed, runs, per_batch, unknown=unknown)
+        run = cls(label or SEED.sub("", name) or name, log, seed, per_batch)
         if not run.steps:
             raise ReplayError(f"{path} {run.what_is_missing} {READ}")
         return run
@@ -265,13 +208,11 @@ class Run:
     @property
     def what_is_missing(self) -> str:
         """Why the log can't be used, by what it has."""
-        names = list(dict.fromkeys(name for entry in self.log for name in entry))
-        has = f"It has {', '.join(names[:8]) or 'no entries'}."
-        if DEAD in names or DEAD_EXACT in names:
-            return f"says no step of its shares of dead groups: name the column 'step'. {has}"
-        if "reward_std" in names:
-            return f"has no {DEAD!r}, the share of dead groups: older TRL and tables in notebooks leave it out. {has}"
-        return f"is no log of GRPO: {DEAD!r} is missing, the share of dead groups. {has}"
+        names = dict.fromkeys(name for entry in self.log for name in entry)
+        return (
+            f"has no column 'step' with {DEAD!r}, the share of dead groups: older TRL and notebooks' tables leave it "
+            f"out. It has {', '.join(list(names)[:8]) or 'no entries'}."
+        )
 
     @cached_property
     def trained(self) -> list[Entry]:
@@ -297,8 +238,7 @@ class Run:
     @property
     def only_counted(self) -> bool:
         """Whether all that replay logged is of a dry run."""
-        told = [entry.get(DRY_RUN) == 1 for entry in self.log if DEAD_EXACT in entry]
-        return bool(told) and all(told)
+        return all(entry.get(DRY_RUN) == 1 for entry in self.log if DEAD_EXACT in entry)
 
     @property
     def updates_per_batch(self) -> float | None:
@@ -309,16 +249,15 @@ class Run:
 
     @cached_property
     def functions(self) -> list[str]:
-        """Names of the reward functions that were logged."""
-        names = [name[8:-5] for entry in self.steps for name in entry if re.fullmatch("rewards/.+/mean", name)]
-        return list(dict.fromkeys(names))
+        """Names of the reward functions that were logged, in the order of a log that was written and read."""
+        names = {name for entry in self.steps for name in entry}
+        return [name[8:-5] for name in sorted(names) if re.fullmatch("rewards/.+/mean", name)]
 
     @property
     def counts(self) -> str | None:
-        """Its `replay_reward`; None where it has none, or it is not known."""
-        names = (name for entry in self.steps for name in entry if name.startswith(f"{JUDGED_BY}/"))
-        told: str | None = self.settings.get("replay_reward")
-        return told or next((name.removeprefix(f"{JUDGED_BY}/") for name in names), None)
+        """Its `replay_reward`; None where it has none."""
+        names = (name.partition(f"{JUDGED_BY}/")[2] for entry in self.steps for name in entry)
+        return next(filter(None, names), None)
 
     def key_of(self, reward: str | None = None) -> tuple[str, str]:
         """Return the name of the reward function that counts, and of its mean in the log: the given one, or else the
@@ -369,7 +308,8 @@ class Run:
 
     def points(self, key: str, axis: str = "updates") -> Curve:
         """A metric's values, by what was spent up to each of them."""
-        told = [entry for entry in self.log if is_number(entry.get("step")) and is_number(entry.get(key))]
+        log = self.steps if key == DEAD else self.log
+        told = [entry for entry in log if is_number(entry.get("step")) and is_number(entry.get(key))]
         at, spent = [entry["step"] for entry in told], self.spent(axis)
         places = np.interp(at, self.column("step"), spent) if len(spent) else np.array([])
         return Curve(places.tolist(), [entry[key] for entry in told])
