@@ -147,8 +147,8 @@ LOGS = {
     "solved at once": (logged(60, reward=1.0, frac_reward_zero_std=1.0), "score a nonsense text"),
     "all dead": (logged(60, reward=0.0, frac_reward_zero_std=1.0), "no group was ever live"),
     # several functions
-    "length bonus": (scored(made(0, 0), **HACKED), "from before, if this one counts: 'accuracy' fell"),
-    "length bonus, half dead": (scored(made(0, 0, dead=0.6), **HACKED), "from before, if this one counts: 'accuracy' fell"),
+    "length bonus": (scored(made(0, 0), **HACKED), "if this one counts: 'accuracy' fell"),
+    "length bonus, half dead": (scored(made(0, 0, dead=0.6), **HACKED), "if this one counts: 'accuracy' fell"),
     "both rise": (scored(made(0, 0), accuracy=way(0.1, 0.6), format=way(0.2, 0.9)), "by the sum of the rewards"),
     "never paid": (scored(made(0, 0), accuracy=0.0, format=way(0.3, 0.9)), "score a right answer with 'accuracy'"),
     "never paid, all dead": (scored(made(0, 0, dead=1.0), accuracy=0.0, format=0.5), "answer with 'accuracy'"),
