@@ -1,6 +1,5 @@
 """Refusals while a session's parts are put together, before anything is patched."""
 
-
 import pytest
 from corrected import TOKEN_WEIGHTS
 from packaging.version import Version

@@ -3,6 +3,7 @@ callbacks."""
 
 import json
 import sys
+import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -39,6 +40,12 @@ class Told(dict[str, Any]):
         super().__init__()
         self.refuses = False
         self.times = 0
+        self.alerts = []
+
+    def alert(self, title, text):
+        self.alerts.append(title)
+        if self.refuses:
+            raise ValueError("a run has no room for this")
 
     def update(self, values, allow_val_change=False):
         if ours(values):
@@ -58,7 +65,7 @@ def module(name, **contents):
 
 
 def stand_in_wandb(told):
-    run = SimpleNamespace(_label=lambda **kwargs: None, summary={})
+    run = SimpleNamespace(_label=lambda **kwargs: None, summary={}, alert=told.alert)
     wandb = module("wandb", run=None, config=told, log=lambda values: None, termwarn=lambda *args, **kwargs: None)
     wandb.init = lambda **kwargs: setattr(wandb, "run", run)
     errors = module("wandb.sdk.lib.config_util", ConfigError=type("ConfigError", (Exception,), {}))
@@ -67,7 +74,12 @@ def stand_in_wandb(told):
 
 def stand_in_trackio(told):
     space = SimpleNamespace(current_space_id=SimpleNamespace(get=lambda: None))
-    nothing = {"init": lambda **kwargs: None, "log": lambda *args, **kwargs: None, "finish": lambda: None}
+    nothing = {
+        "alert": told.alert,
+        "init": lambda **kwargs: None,
+        "log": lambda *args, **kwargs: None,
+        "finish": lambda: None,
+    }
     return [module("trackio", config=told, context_vars=space, __version__="0.1", **nothing)]
 
 
@@ -171,6 +183,29 @@ def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(name, trackers
     begun = 1 if name == "mlflow" else 2  # transformers begins no MLflow run for a second training
     assert trackers[name].times == begun
     assert [ours(told) for told in trackers.values()] == [each != name for each in TRACKERS]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_an_alarm_goes_to_trackers_that_alert_once(name, refuses, trackers, tmp_path):
+    def silent(completions, **_):
+        return [0.0] * len(completions)
+
+    def varied(completions, **_):
+        return [float(len(set(text))) for text in completions]
+
+    trainer = make_trainer(tmp_path, [silent, varied], max_steps=40, learning_rate=1e-5, report_to=list(TRACKERS))
+    trl_replay.attach(trainer)
+    trackers[name].refuses = refuses
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train_twice(trainer)
+    assert trackers[name].alerts == ["replay: never_paid"]
+    told = [str(one.message) for one in caught if "An alarm did not reach" in str(one.message)]
+    assert (
+        told
+        == [f"An alarm did not reach {CALLBACKS[name]}'s tracker: ValueError: a run has no room for this"] * refuses
+    )
 
 
 def train_twice(trainer):

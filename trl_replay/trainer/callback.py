@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..errors import SeamError
 from ..protocols import AttachedSession
-from .trackers import write_settings
+from .trackers import alert, write_settings
 
 
 class ReplayCallback(TrainerCallback):
@@ -27,7 +27,7 @@ class ReplayCallback(TrainerCallback):
         self.session = session
         self._take_off = take_off
         self._trackers_told = False
-        self._collapse_told = False
+        self._alarms_told: set[str] = set()
         self._next_look = 0
 
     def on_train_begin(
@@ -86,15 +86,18 @@ class ReplayCallback(TrainerCallback):
             self.session.reporting.about_to_log()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Warn once where the policy collapses."""
+        """Alarms go to the trackers, once each; where the policy collapses, a warning says so."""
         log = state.log_history
-        if not state.is_world_process_zero or (len(log) < self._next_look and state.global_step < state.max_steps):
+        early = len(log) < self._next_look and state.global_step < state.max_steps
+        if early or not state.is_world_process_zero or self.session.detached:
             return
         self._next_look = int(1.1 * len(log)) + 1  # a look reads the whole log
         _, alarms, _ = self.session.reporting.advise(log)
-        if "collapsed" in alarms and not self._collapse_told:
-            self._collapse_told = True
-            warnings.warn(f"{alarms['collapsed']}; session.explain() tells what to change.", stacklevel=2)
+        new = {name: text for name, text in alarms.items() if name not in self._alarms_told}
+        self._alarms_told |= new.keys()
+        alert(new, self.session.trainer.callback_handler.callbacks)
+        if "collapsed" in new:
+            warnings.warn(f"{new['collapsed']}; session.explain() tells what to change.", stacklevel=2)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -1,4 +1,4 @@
-"""Replay's settings in the run configuration of experiment trackers, beside the trainer's own.
+"""Replay's settings in the run configuration of experiment trackers, beside the trainer's own, and alarms as alerts.
 
 transformers' callbacks write the trainer's arguments and the model's configuration there when training begins. What
 they have set up is used, through each tracker's public interface, and nothing of the trainer is changed.
@@ -27,20 +27,21 @@ def write_settings(settings: Settings, callbacks: Sequence[Any]) -> None:
         settings (`Mapping`): The settings in force, by name.
         callbacks (`Sequence`): The trainer's.
     """
+    _tell(_WRITERS, settings, "Replay's settings are not in the run configuration of", callbacks)
+
+
+def alert(alarms: Mapping[str, str], callbacks: Sequence[Any]) -> None:
+    """Send alarms, texts by their names, to those trackers of these trainer callbacks that alert."""
+    _tell(_ALERTS, alarms, "An alarm did not reach", callbacks)
+
+
+def _tell(of_name: Mapping[str, Callable[[Any, Any], None]], what: Any, failed: str, callbacks: Sequence[Any]) -> None:
     for callback in callbacks:
-        for base in type(callback).__mro__:
-            if base.__name__ in _WRITERS:
-                _write(base.__name__, callback, settings)
-
-
-def _write(name: str, callback: Any, settings: Settings) -> None:
-    try:
-        _WRITERS[name](callback, settings)
-    except Exception as error:  # a tracker may raise anything; training goes on without its note
-        warnings.warn(
-            f"Replay's settings are not in the run configuration of {name}'s tracker: {type(error).__name__}: {error}",
-            stacklevel=2,
-        )
+        for name in {base.__name__ for base in type(callback).__mro__} & of_name.keys():
+            try:
+                of_name[name](callback, what)
+            except Exception as error:  # a tracker may raise anything; training goes on without its note
+                warnings.warn(f"{failed} {name}'s tracker: {type(error).__name__}: {error}", stacklevel=2)
 
 
 def _to_wandb(callback: Any, settings: Settings) -> None:
@@ -73,3 +74,24 @@ _WRITERS: dict[str, Callable[[Any, Settings], None]] = {
     "MLflowCallback": _to_mlflow,
 }
 """By the name of transformers' callback."""
+
+
+def _alert_wandb(callback: Any, alarms: Mapping[str, str]) -> None:
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    for name, text in alarms.items():
+        if run is not None:
+            run.alert(title=f"replay: {name}", text=text)
+
+
+def _alert_trackio(callback: Any, alarms: Mapping[str, str]) -> None:
+    send = getattr(sys.modules.get("trackio"), "alert", None)  # older releases have none
+    for name, text in alarms.items():
+        if send is not None:
+            send(title=f"replay: {name}", text=text)
+
+
+_ALERTS: dict[str, Callable[[Any, Mapping[str, str]], None]] = {
+    "WandbCallback": _alert_wandb,
+    "TrackioCallback": _alert_trackio,
+}
+"""By the name of transformers' callback: those of trackers that can alert."""
