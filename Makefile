@@ -78,7 +78,7 @@ compat: .venv/.installed # trains and replays on seven TRL releases; needs a pac
 canary: .venv/.installed # reads the source of every TRL release in range; needs a package index
 	$(BIN)/python tests/compat/canary.py
 
-pages: .venv/.installed # writes what pages have from the code: settings, commands, presets, rules, public names
+pages: .venv/.installed # writes what pages have from the code: settings, commands, presets, public names
 	$(BIN)/python docs/theme/generated.py
 
 .venv/.docs: pyproject.toml constraints.txt # what builds the site, and nothing of what trains
