@@ -76,22 +76,18 @@ _WRITERS: dict[str, Callable[[Any, Settings], None]] = {
 """By the name of transformers' callback."""
 
 
-def _alert_wandb(callback: Any, alarms: Mapping[str, str]) -> None:
-    run = getattr(sys.modules.get("wandb"), "run", None)
-    for name, text in alarms.items():
-        if run is not None:
-            run.alert(title=f"replay: {name}", text=text)
-
-
-def _alert_trackio(callback: Any, alarms: Mapping[str, str]) -> None:
-    send = getattr(sys.modules.get("trackio"), "alert", None)  # older releases have none
-    for name, text in alarms.items():
+def _alert_by(find: Callable[[], Any]) -> Callable[[Any, Mapping[str, str]], None]:
+    def alert(callback: Any, alarms: Mapping[str, str]) -> None:
+        send = getattr(find(), "alert", None)  # no run, or a release that has none
         if send is not None:
-            send(title=f"replay: {name}", text=text)
+            for name, text in alarms.items():
+                send(title=f"replay: {name}", text=text)
+
+    return alert
 
 
 _ALERTS: dict[str, Callable[[Any, Mapping[str, str]], None]] = {
-    "WandbCallback": _alert_wandb,
-    "TrackioCallback": _alert_trackio,
+    "WandbCallback": _alert_by(lambda: getattr(sys.modules.get("wandb"), "run", None)),
+    "TrackioCallback": _alert_by(lambda: sys.modules.get("trackio")),
 }
 """By the name of transformers' callback: those of trackers that can alert."""

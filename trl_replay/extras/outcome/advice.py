@@ -16,12 +16,12 @@ from ...reporting import Advisor, Told
 from .outcome import ALL_RIGHT, ALL_WRONG, HIGHEST, LOWEST, REPLACED, TINY, Outcome
 from .run import DEAD, DEAD_EXACT, REDRAWN, SUM, Run, is_number
 
-FEWEST, LAST_PART, LEAST = 8, 4, 5
+FEWEST, LEAST = 8, 5
 """A log with fewer steps has no alarm. Shares are of the last quarter of the steps, five at least."""
 UNLIKELY = 0.01
 """A chance below which dead groups do not explain that no gradient was logged."""
 IDLE = 0.05
-"""Share of groups that were replaced, or drawn in further updates, up to which replay did nothing."""
+"""Share of groups that were replaced, refilled, or drawn in further updates, up to which replay did nothing."""
 
 
 class Facts(dict[str, Any]):
@@ -33,13 +33,12 @@ class Facts(dict[str, Any]):
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome, run, steps = outcome, outcome.run, outcome.steps
-        self.last = steps[-max(len(steps) // LAST_PART, LEAST) :]
+        self.last = steps[-max(len(steps) // 4, LEAST) :]
         alone = outcome.parts if len(outcome.parts) > 1 else []
         fallen = [part for part in alone if part.trend == "fell"] if Outcome(run, SUM, SUM).trend == "rose" else []
         silent = [part for part in alone if part.trend == "flat" and max(map(abs, part.values)) <= TINY]
         best, end = outcome.best, outcome.means[-1]
-        unscored = [not is_number(entry.get(SUM, 0.0)) for entry in self.last]
-        failed = self["replay/failed_rows"] * len(steps) / run.spent("completions")[-1]
+        failed = self["replay/failed_rows"] * len(steps) / max(run.spent("completions")[-1], 1.0)
         apart = self[HIGHEST] + self[LOWEST] <= 1 + TINY  # else all rewards so far were equal
         super().__init__(
             best=best,
@@ -50,9 +49,10 @@ class Facts(dict[str, Any]):
             right=np.nan_to_num(self[ALL_RIGHT] if is_number(self[ALL_RIGHT]) else self[HIGHEST] * apart),
             told_apart=run.attached or ALL_WRONG in self.last[-1],
             live=min(entry[DEAD] for entry in steps) < 1,
-            replaced=run.mean(REPLACED),
+            replaced=run.mean(REPLACED) or 0.0,
             redrawn=run.mean(REDRAWN) or 0.0,
-            unscored=np.nanmax([np.mean(unscored), failed]),
+            refilled=run.mean("replay/refilled_fraction") or 0.0,
+            unscored=np.nanmax([np.mean([not is_number(entry.get(SUM, 0.0)) for entry in self.last]), failed]),
             fallen=", ".join(f"{part.name!r} fell ({part.way})" for part in fallen),
             unpaid=_either([part for part in silent if run.counts in (None, part.name)]),
             hidden=_either([] if run.counts else [part for part in outcome.parts if self._fails_alone(part.name)]),
@@ -98,13 +98,13 @@ class Facts(dict[str, Any]):
         }
         updates = run.updates_per_batch or nan
         counts = {"one": updates < 1.5, "several": updates >= 1.5, "unknown": True}
-        idle = is_number(self["replaced"]) and max(self["replaced"], self["redrawn"]) <= IDLE
+        idle = max(self["replaced"], self["redrawn"], self["refilled"]) <= IDLE
         replay = {"off": not run.attached, "dry": run.only_counted, "idle": idle, "acting": True}
         told = (next(name for name, holds in each.items() if holds) for each in (kinds, counts, replay))
         return [*(self.alarms[:1] or ["none"]), self.outcome.trend, *told]
 
 
-ALARMS: Mapping[str, tuple[Callable[[Facts], bool], str]] = {
+ALARMS: Mapping[str, tuple[Callable[[Facts], object], str]] = {
     "no_gradient": (
         lambda run: run.untaught,
         "grad_norm is 0 or no number although groups are live: nothing is trained",
@@ -139,8 +139,8 @@ ALARMS: Mapping[str, tuple[Callable[[Facts], bool], str]] = {
         ),
         "the policy has collapsed: hardly a group is live any more; the reward is {end:.2g}, at its best {best:.2g}",
     ),
-    "one_fell": (lambda run: bool(run["fallen"]), "{fallen} while the sum of the rewards rose"),
-    "never_paid": (lambda run: bool(run["unpaid"]), "{unpaid} never paid a completion, and teaches nothing"),
+    "one_fell": (lambda run: run["fallen"], "{fallen} while the sum of the rewards rose"),
+    "never_paid": (lambda run: run["unpaid"], "{unpaid} never paid a completion, and teaches nothing"),
     "evaluation": (
         lambda run: (
             run.outcome.trend == "rose"

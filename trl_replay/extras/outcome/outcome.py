@@ -105,7 +105,7 @@ class Outcome:
     @property
     def best_at(self) -> float:
         """The step where it is."""
-        return [*self.run.curve(self.key).spent, nan][int(self.means.argmax())]
+        return [*self.run.curve(self.key).spent, nan][self.means.argmax()]
 
     @cached_property
     def error(self) -> float:

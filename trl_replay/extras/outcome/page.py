@@ -35,7 +35,7 @@ def write_page(path: Path, lines: Sequence[str], rows: Sequence[Sequence[str]], 
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     text = environment.get_template("page.html").render(
         name=", ".join(by_label(runs)),
-        lines=[*lines, "" if charts is not None else NO_CHARTS],
+        lines=[*lines, NO_CHARTS if charts is None else ""],
         rows=rows,
         charts=charts or {},
     )
