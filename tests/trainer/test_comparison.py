@@ -1,5 +1,6 @@
 """`trl-replay report A B`: what each took to the end of the first, against numbers by hand, and of real runs."""
 
+import re
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay import ReplayError
+from trl_replay.extras.outcome import page
 from trl_replay.extras.outcome.comparison import compare, outcomes_of
 from trl_replay.extras.outcome.run import Curve, Run
 from trl_replay.testing import make_trainer
@@ -169,6 +171,25 @@ def test_real_runs_are_told_in_sentences_a_table_and_a_page(runs, said):
         assert "This proves nothing yet" in text
         assert [text.count(share) for share in ("55.6%", "72")] >= [2, 2], "dead groups, and completions"
     assert f"written: {out}" in printed
+    assert {"stock generated", "mine generated", "mine trained on"} <= set(
+        re.findall(r"> ([^<]+)</text>", out.read_text())
+    )
+
+
+def test_a_series_has_a_color_of_its_own_and_the_mean_and_the_range_of_its_seeds(monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(page, "_svg", lambda figure: drawn.setdefault(len(drawn), figure.axes[0]) and "")
+    runs = [
+        made_up(label, rising(end), seed=f"-s{seed}") for label in "ab" for seed, end in enumerate((0.3, 0.4, 0.8))
+    ]
+    charts = page.charts_of(runs, "reward")
+    reward = drawn[list(charts).index("Reward over completions")]
+    assert len({line.get_color() for line in reward.lines}) == len(reward.lines) == len(reward.collections) == 2
+    assert reward.lines[0].get_ydata()[-1] == pytest.approx(0.5)
+    low, high = reward.collections[0].get_datalim(reward.transData).intervaly
+    assert (low, high) == pytest.approx((0.3 / 60, 0.8))
+    dead = drawn[list(charts).index("Dead groups")]
+    assert [line.get_ydata()[0] for line in dead.lines] == pytest.approx([0.3, 0.3])
 
 
 def test_folders_that_differ_by_a_seed_need_no_label(tmp_path, runs):

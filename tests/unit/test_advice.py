@@ -184,6 +184,7 @@ LOGS = {
         [{**entry, "replay/weight_negative": 1 / entry["step"]} for entry in replayed(made(0.1, 0.6))],
         'set replay_correction="ratio"',
     ),
+    "weightless from the start": (replayed(made(0.1, 0.6), weight_negative=0.01), 'set replay_correction="ratio"'),
     "failures left out by intent": (replayed(made(0.1, 0.6), weight_negative=0.0), HELPED),
     # replay
     "acting, rise": (replayed(made(0.1, 0.6)), HELPED),

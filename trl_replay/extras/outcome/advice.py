@@ -154,7 +154,7 @@ ALARMS: Mapping[str, tuple[Callable[[Facts], object], str]] = {
         "the loss clips {replay/clip_ratio:.0%} of the replayed rows, which then train nothing",
     ),
     "weightless": (
-        lambda run: 0 <= run["replay/weight_negative"] < 0.05 < max(run.outcome.run.numbers("replay/weight_negative")),
+        lambda run: run["replay/weight_negative"] < 0.05 and any(run.outcome.run.numbers("replay/weight_negative")),
         "stored failures have no weight any more ({replay/weight_negative:.2g} in the mean)",
     ),
 }
