@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	@echo "Making .venv, and installing torch, TRL, and this package into it: a few minutes."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness -e plugins/trl-replay-curricula -e plugins/trl-replay-papers
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness -e plugins/trl-replay-curricula -e plugins/trl-replay-papers -e plugins/trl-replay-async -e plugins/trl-replay-unsloth
 	touch $@
 
 # DeepSpeed has a folder of its own, which only its launches look into: transformers and accelerate import it wherever
@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 # --no-deps, or it brings kernels for GPUs that fail to import next to torch for CPUs.
 .venv-unsloth/.installed: pyproject.toml tests/with_unsloth/requirements.txt
 	$(PYTHON) -m venv .venv-unsloth
-	$(UNSLOTH)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_unsloth/requirements.txt -e .
+	$(UNSLOTH)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_unsloth/requirements.txt -e . -e plugins/trl-replay-unsloth
 	touch $@
 
 demo: .venv/.installed

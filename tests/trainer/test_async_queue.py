@@ -25,9 +25,10 @@ from queued import (
 )
 from support import At
 from transformers import Qwen2ForCausalLM, TrainerCallback
+from trl_replay_async import compat as asynchronous
 
 import trl_replay
-from trl_replay import ReplayError, compat
+from trl_replay import ReplayError
 from trl_replay.buffer.replay_buffer import OTHER_RULE
 from trl_replay.testing import make_trainer
 
@@ -92,8 +93,8 @@ def test_dead_groups_are_dropped_told_as_done_and_replaced_by_stored_ones(queued
     assert set(counts[:-1]) == {4}, "none is lost, none comes twice"
     assert run.replayed
     assert len({sample.group_id for sample in run.replayed}) * 4 - len(run.replayed) < 4
-    assert {1, 3, 5} <= compat.trained_groups(run.trainer), "dropped groups are done"
-    assert min(compat.trained_groups(run.trainer)) >= 0, "replayed ones count in no epoch"
+    assert {1, 3, 5} <= asynchronous.trained_groups(run.trainer), "dropped groups are done"
+    assert min(asynchronous.trained_groups(run.trainer)) >= 0, "replayed ones count in no epoch"
     assert run.counters["dead"] == run.queue.dropped
     assert f"{run.queue.dropped} dead groups dropped" in session.explain()
     check_as_they_were(run, run)
@@ -104,7 +105,7 @@ def test_dead_groups_are_dropped_told_as_done_and_replaced_by_stored_ones(queued
 def test_without_a_buffer_dead_groups_are_dropped_alone(queued):
     run = queued(replay_buffer_size=0, replay_unfilled="exclude").train()
     assert {sample.group_id % 2 for sample in run.given} == {0}
-    assert {1, 3, 5} <= compat.trained_groups(run.trainer)
+    assert {1, 3, 5} <= asynchronous.trained_groups(run.trainer)
 
 
 def by_hand(model, samples, low, high):
@@ -193,7 +194,7 @@ def test_the_loss_of_replayed_samples_by_hand_value_and_gradient(queued, policy,
 
     class Compare(TrainerCallback):
         def on_pre_optimizer_step(self, *_, model, **__):
-            count = compat.step_samples(trainer)
+            count = asynchronous.step_samples(trainer)
             samples = run.given[begins[-1] : begins[-1] + count]
             begins.append(begins[-1] + count)
             plain = Qwen2ForCausalLM.from_pretrained(policy.path, attn_implementation="eager")
@@ -328,7 +329,7 @@ def test_where_nothing_is_live_training_goes_on(queued):
 
 
 def test_epochs_end_as_in_stock_though_dead_groups_are_dropped(queued):
-    trained = compat.trained_groups(queued(max_steps=-1, num_train_epochs=2).train().trainer)
+    trained = asynchronous.trained_groups(queued(max_steps=-1, num_train_epochs=2).train().trainer)
     assert len(trained) >= 16, "two epochs of eight prompts"
     assert trained == set(range(max(trained) + 1)), "without a gap"
 
@@ -470,7 +471,7 @@ def test_123_a_group_that_is_open_when_a_pause_begins_is_neither_judged_nor_drop
     run.get(2)
     assert [id(sample) for sample in run.given] == [id(sample) for sample in samples]
     assert run.queue.dropped == run.counters["dead"] == 0
-    assert 0 not in compat.trained_groups(run.trainer)
+    assert 0 not in asynchronous.trained_groups(run.trainer)
 
 
 def test_123_samples_that_an_interrupted_run_had_fetched_are_forgotten_when_training_begins_again(queued):
@@ -652,7 +653,7 @@ def test_groups_that_another_reward_rule_of_the_worker_scored_leave_the_queue_an
 
     at = At(4, change)
     run.trainer.add_callback(at)
-    with pytest.warns(UserWarning, match="the code or an attribute of 'right'"):
+    with pytest.warns(UserWarning, match="the source of 'right'"):
         run.train()
     buffer = run.session.buffer
     assert run.session.totals.reasons[f"an entry left: {OTHER_RULE}"] > 0

@@ -8,9 +8,9 @@ import pytest
 import torch
 from queued import DEAD, LIVE, Queued, Script, all_live, make_async_trainer, samples_of, stand_in, watch
 from transformers import TrainerCallback
+from trl_replay_async import compat as asynchronous
 
 import trl_replay
-from trl_replay import compat
 
 STEPS = 8
 SAVES = {"save_strategy": "steps", "save_steps": 1}
@@ -81,17 +81,17 @@ def test_groups_in_a_checkpoint_are_told_to_trls_own_worker_as_done(queued):
     it, and groups that were dropped must not."""
     run = queued(AsyncRolloutWorker(mixed), max_steps=3).train()
     session, queue = run.session, run.queue
-    before = set(compat.trained_groups(run.trainer))
+    before = set(asynchronous.trained_groups(run.trainer))
     run.worker.waiting += mixed(90, 1) + mixed(93, 1)[:1]
     while run.get(1)[0].group_id != 90:  # what the trainer has not fetched comes first
         queue.end()
     run.get(3)
     queue._receive(0.0)
     with session.saving():
-        told = set(compat.trained_groups(run.trainer))
+        told = set(asynchronous.trained_groups(run.trainer))
         state = queue.state_dict()
     assert told - before == {90}, "and not the one of which samples are still to come"
-    assert compat.trained_groups(run.trainer) == before
+    assert asynchronous.trained_groups(run.trainer) == before
     assert {one["group_id"] for one in state["samples"]} == {90}
     assert not state["open"]
     session.load_state_dict({**session.state_dict(), "queue": state})
@@ -107,10 +107,10 @@ def test_122_a_live_group_that_was_half_fetched_is_generated_again(queued):
 
     class Note(TrainerCallback):
         def on_save(self, *_, **__):
-            begun.append(set(run.queue._open) & compat.trained_groups(run.trainer))
+            begun.append(set(run.queue._open) & asynchronous.trained_groups(run.trainer))
             with run.session.saving():
-                told.append(set(compat.trained_groups(run.trainer)))
-            assert begun[0] <= compat.trained_groups(run.trainer), "it is counted again"
+                told.append(set(asynchronous.trained_groups(run.trainer)))
+            assert begun[0] <= asynchronous.trained_groups(run.trainer), "it is counted again"
 
     run.trainer.add_callback(Note())
     run.train()

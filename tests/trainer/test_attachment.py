@@ -157,15 +157,6 @@ def test_83_a_trainer_without_the_scoring_step_is_refused_by_what_it_lacks(monke
     with pytest.raises(trl_replay.ContractError, match="OnlineTrainer has no _generate_and_score_completions"):
         compat.check_contract(OnlineTrainer())
 
-    class AsyncGRPOTrainer:
-        """Of the name of TRL's, as a release without its queue has it."""
-
-        args = None
-
-    monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
-    with pytest.raises(trl_replay.ContractError, match=r"AsyncGRPOTrainer of TRL .* has no attribute 'rollout_queue'"):
-        compat.check_asynchronous(AsyncGRPOTrainer())
-
 
 def test_a_config_object_and_keywords_mean_the_same(trainer):
     config = trl_replay.ReplayConfig(replay_evictor="fifo")

@@ -15,7 +15,6 @@ from trl_replay.built_in import BUILT_IN
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], [LIVE, DEAD, DEAD])
-(ASYNCHRONOUS,) = (name for name in BUILT_IN if "asynchronous" in name)
 (FILES,) = (name for name in BUILT_IN if "files" in name)
 
 
@@ -40,12 +39,14 @@ def test_a_trainer_trains_alike_without_a_built_in(tmp_path, monkeypatch, taken_
     assert trained(tmp_path) == expected
 
 
-def test_an_asynchronous_trainer_without_its_built_in_is_refused(policy, tmp_path, monkeypatch):
+def test_an_asynchronous_trainer_without_its_distribution_is_refused_with_its_name(policy, tmp_path, monkeypatch):
     stand_in(monkeypatch)
     trainer = make_async_trainer(tmp_path, policy, Script(all_live))
-    without(monkeypatch, ASYNCHRONOUS)
+    monkeypatch.setattr(built_in, "_installed", lambda: ())
     queue = trainer.rollout_queue
-    with pytest.raises(trl_replay.ContractError, match=r"AsyncGRPOTrainer has no .* no built-in attaches to it \(trl"):
+    with pytest.raises(
+        trl_replay.ContractError, match=r"without trl-replay-async: install it .*plugins/trl-replay-async"
+    ):
         trl_replay.attach(trainer)
     assert trainer.rollout_queue is queue
 
@@ -93,3 +94,13 @@ def test_a_batch_of_another_layout_is_replayed_by_whoever_knows_it(tmp_path, mon
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(built_in, "BUILT_IN", (*BUILT_IN, module.__name__))
     assert trained(tmp_path, trainer_class=Renamed) == expected
+
+
+def test_unsloths_trainer_without_its_distribution_is_refused_with_its_name(tmp_path, monkeypatch):
+    class _UnslothGRPOTrainer(GRPOTrainer):  # as Unsloth names it
+        pass
+
+    monkeypatch.setattr(built_in, "_installed", lambda: ())
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=_UnslothGRPOTrainer)
+    with pytest.raises(trl_replay.ContractError, match="without trl-replay-unsloth: install it"):
+        trl_replay.attach(trainer)

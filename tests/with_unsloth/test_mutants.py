@@ -6,12 +6,12 @@ import pytest
 import torch
 from real_unsloth import follow_scored, trainer_of
 from scenarios import follow
+from trl_replay_unsloth import layout
+from trl_replay_unsloth import loss as unsloth
+from trl_replay_unsloth.contract import UNSLOTH_LEFT_PAD, LeftPacked
 
 import trl_replay
 from trl_replay.compat import OLD_LOGPS
-from trl_replay.extras.unsloth import layout
-from trl_replay.extras.unsloth import loss as unsloth
-from trl_replay.extras.unsloth.contract import UNSLOTH_LEFT_PAD, LeftPacked
 from trl_replay.loss.tap import Tap
 
 Patch = pytest.MonkeyPatch

@@ -7,9 +7,9 @@ import torch
 from real_unsloth import Followed, trainer_of
 from scenarios import SCRIPT
 from support import Rewards, weights_hash
+from trl_replay_unsloth import contract, layout_probe
 
 import trl_replay
-from trl_replay.extras.unsloth import contract, layout_probe
 
 UNTESTED = {
     "use_vllm=True": ("use_vllm", True),

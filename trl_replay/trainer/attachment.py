@@ -80,7 +80,10 @@ def _make_session(trainer: Any, settings: Settings) -> Session:
     components = idle_components(settings)
     if settings.acts:
         compat.check_release()
-        layout = ask_built_in("make_layout", trainer) or Layout()
+        layout = ask_built_in("make_layout", trainer)
+        if layout is None:
+            compat.refuse_others(trainer)
+            layout = Layout()
         compat.check_contract(trainer, layout.problems(trainer))
         settings = choose_scope_of(trainer, settings)
         components = assemble(trainer, settings, of_loss(trainer, settings))
@@ -92,7 +95,7 @@ def _make_session(trainer: Any, settings: Settings) -> Session:
         for text in misgivings(trainer, settings, components, trial):
             warnings.warn(text, stacklevel=3)
     session = Session(trainer, settings, components)
-    if session.enabled:
+    if session.enabled and compat.LOSS in session.seam:
         session.step.tap.classes.check(trainer)
     return session
 

@@ -11,7 +11,6 @@ import torch
 
 from ... import compat
 from ...base.files import replacing
-from ...batch.samples import masked_rows
 from ...buffer import ReplayBuffer
 from ...checkpoint import format as saved
 from ...checkpoint.discovery import FOLDER, last_complete_checkpoint
@@ -242,6 +241,20 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
             TASK: entry.columns["prompt"],
             TOKENIZER: source.fingerprint,
         }
+
+
+def masked_rows(group: Group, masked: Sequence[bool]) -> Sequence[bool]:
+    """Return which of a stored group's rows are masked, given its masked completions: if a completion has several
+    rows, those that no function scored."""
+    rows = len(group.completion_lengths)
+    if rows <= len(masked):
+        return masked
+    rewards = group.tensors.get(STORED_REWARDS)
+    if rewards is None or not any(masked):
+        return [False] * rows
+    failed = rewards.isnan().all(dim=1)
+    of_rows: list[bool] = (failed & ~failed.all()).tolist()
+    return of_rows
 
 
 def _is_flat(group: Group, key: str) -> bool:

@@ -13,29 +13,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from ... import compat
-from ...base.progress import KeptErrors
-from ...base.text import counted
-from ...base.validation import AUTO
-from ...batch.samples import HELD
-from ...buffer import Newcomer
-from ...data.counters import Tally
-from ...data.prompt_table import PromptTable
-from ...data.types import FROM_FILE, Entry
-from ...distributed.agreement import roll_call_of, run_on_all_ranks
-from ...errors import AttachError, ReplayError
-from ...reporting import Reporting
-from ...serialization.groups import pack
-from ...session import NOT_ATTACHED
-from ...setup.assembly import assemble
-from ...setup.config import ReplayConfig
-from ...setup.preflight import refuse, retires_never
-from ...setup.settings import Components, OfLoss, Settings
-from ...step.step import TAG
-from ...strategies.scopes import SCOPES
-from ..files.session_files import Files
+from trl_replay import compat
+from trl_replay.base.progress import KeptErrors
+from trl_replay.base.text import counted
+from trl_replay.base.validation import AUTO
+from trl_replay.buffer import Newcomer
+from trl_replay.data.counters import Tally
+from trl_replay.data.prompt_table import PromptTable
+from trl_replay.data.types import FROM_FILE, Entry
+from trl_replay.distributed.agreement import roll_call_of, run_on_all_ranks
+from trl_replay.errors import AttachError, ReplayError
+from trl_replay.extras.files.session_files import Files
+from trl_replay.reporting import Reporting
+from trl_replay.serialization.groups import pack
+from trl_replay.session import NOT_ATTACHED
+from trl_replay.setup.assembly import assemble
+from trl_replay.setup.config import ReplayConfig
+from trl_replay.setup.preflight import refuse, retires_never
+from trl_replay.setup.settings import Components, OfLoss, Settings
+from trl_replay.step.step import TAG
+from trl_replay.strategies.scopes import SCOPES
+
+from . import compat as asynchronous
 from .groups import SampleReader, TrainerView, sample_of_row
 from .queue import ReplayQueue
+from .samples import HELD
 
 WITHIN_THE_LOSS = "reads log-probs of the policy that is trained, which are not known where samples are handed out"
 CORRECTIONS = ("ratio", "per")
@@ -177,7 +179,7 @@ class AsyncSession:
             reading = SampleReader(
                 view.reward_func_names, self.buffer.table.counting, components.num_generations, components.tasks
             )
-            self.queue = ReplayQueue(getattr(view, compat.QUEUE), view, components, reading)
+            self.queue = ReplayQueue(getattr(view, asynchronous.QUEUE), view, components, reading)
         else:
             self.buffer.warmed = True  # nothing fills its buffer
 
@@ -287,12 +289,12 @@ class AsyncSession:
     def put_on(self, trainer: Any) -> None:
         """Put the queue in the place of the trainer's."""
         if self.queue is not None:
-            setattr(trainer, compat.QUEUE, self.queue)
+            setattr(trainer, asynchronous.QUEUE, self.queue)
 
     def take_off(self, trainer: Any) -> None:
         """Give the trainer its queue back."""
         if self.queue is not None:
-            setattr(trainer, compat.QUEUE, self.queue.inner)
+            setattr(trainer, asynchronous.QUEUE, self.queue.inner)
 
     def notify(self, hook: str) -> None:
         """Call the plugins' `trl_replay_attached` or `trl_replay_detached`."""
@@ -384,13 +386,13 @@ def make_session(trainer: Any, settings: Settings) -> AsyncSession | None:
     Raises:
         ReplayError: The settings can't be used with it, or it is training already.
     """
-    if not compat.is_asynchronous(trainer):
+    if not asynchronous.is_asynchronous(trainer):
         return None
-    compat.check_asynchronous(trainer)
+    asynchronous.check_asynchronous(trainer)
     if settings.config.replay_scope == AUTO:
         settings = settings.with_scope("process", "the main process reads the queue")
     main = trainer.accelerator.is_main_process
-    names = compat.worker_rewards(trainer) if main else [settings.config.replay_reward or "reward"]
+    names = asynchronous.worker_rewards(trainer) if main else [settings.config.replay_reward or "reward"]
     view = TrainerView(trainer, names)
     components = assemble(view, settings, OfLoss())
     components.processes = 1  # no process decides with another

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ... import compat
-from ...batch.candidates import trainable_sums, with_rewards
-from ...batch.samples import completion_numbers, conversations, cut_samples, first_trained
-from ...data.rewards import have_equal_rewards, is_rounding_error
-from ...data.tasks import Tasks, encoded, hashed
-from ...data.types import Floats, Group, Groups, Ints
-from ...session import living
+from trl_replay import compat
+from trl_replay.batch.candidates import trainable_sums, with_rewards
+from trl_replay.data.rewards import have_equal_rewards, is_rounding_error
+from trl_replay.data.tasks import Tasks, encoded, hashed
+from trl_replay.data.types import Floats, Group, Groups, Ints
+from trl_replay.session import living
+
+from . import compat as asynchronous
+from .samples import completion_numbers, conversations, cut_samples, first_trained
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +137,7 @@ def sample_of_row(row: Any, advantage: float, names: Sequence[str]) -> Any:
         names (`Sequence[str]`): Of its rewards.
     """
     nothing = np.zeros(len(row.prompt_ids))
-    return compat.rollout_sample()(
+    return asynchronous.rollout_sample()(
         prompt=[],
         completion=[{"role": "assistant", "content": row.label}],
         input_ids=np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64),
@@ -207,12 +209,12 @@ class TrainerView:
     @property
     def reward_funcs(self) -> list[Any]:
         """The worker's reward functions, as far as they can be seen."""
-        return compat.worker_functions(self.own) if self.accelerator.is_main_process else []
+        return asynchronous.worker_functions(self.own) if self.accelerator.is_main_process else []
 
     @property
     def trained(self) -> set[int]:
         """Ids of the groups that count in epochs."""
-        return compat.trained_groups(self.own)
+        return asynchronous.trained_groups(self.own)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

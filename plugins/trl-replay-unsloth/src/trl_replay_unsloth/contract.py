@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from packaging.specifiers import SpecifierSet
 
-from ... import compat
-from ...compat import UNTESTED_VARIABLE
+from trl_replay import compat
+from trl_replay.compat import UNTESTED_VARIABLE
 
 UNSLOTH = "UnslothGRPOTrainer"
 """The class that Unsloth generates from TRL's source and puts in its place; it is no subclass."""

@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ... import compat
-from ...batch.samples import HELD, samples_of
-from ...buffer import Newcomer
-from ...data.counters import COUNTERS, Tally
-from ...data.types import NONE, Floats, Groups, Ints
-from ...serialization.groups import pack
-from ...serialization.samples import decoded, encoded
-from ...setup.settings import Components
+from trl_replay import compat
+from trl_replay.buffer import Newcomer
+from trl_replay.data.counters import COUNTERS, Tally
+from trl_replay.data.types import NONE, Floats, Groups, Ints
+from trl_replay.serialization.groups import pack
+from trl_replay.setup.settings import Components
+
+from . import compat as asynchronous
+from .encoding import decoded, encoded
 from .groups import OpenGroup, SampleReader, TrainerView, can_train
+from .samples import HELD, samples_of
 
 GRACE, GAP = 0.05, 0.3
 """Seconds that a sample may take before a stored group is drawn, and a further sample of a group that has begun: TRL's
@@ -168,7 +170,7 @@ class ReplayQueue:
 
     def trained(self) -> None:
         """Forget the samples of an update that is done, and that replayed ones would count in an epoch."""
-        for _ in range(min(compat.step_samples(self._view.own), len(self._given))):
+        for _ in range(min(asynchronous.step_samples(self._view.own), len(self._given))):
             self._given.popleft()
         trained = self._view.trained
         trained.difference_update([number for number in trained if number < 0])
@@ -360,7 +362,7 @@ class ReplayQueue:
         trained.update(
             number for handed in (*self._given, *self._line) if (number := int(handed.sample.group_id)) >= 0
         )
-        if compat.restarts_worker(self._view):
+        if asynchronous.restarts_worker(self._view):
             trained.difference_update(self._open)
         try:
             yield
@@ -370,7 +372,7 @@ class ReplayQueue:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: samples that are not trained on yet, and where counting stands."""
-        restarts = compat.restarts_worker(self._view)  # and generates incomplete groups again
+        restarts = asynchronous.restarts_worker(self._view)  # and generates incomplete groups again
         groups = [] if restarts else list(self._open.values())
         again = self._open.values() if restarts else ()
         handed = [one for one in (*self._given, *self._line) if one.group not in again]
@@ -409,7 +411,7 @@ class ReplayQueue:
         self.window = Counter(state["window"])
         self.scored = [np.array(rewards) for rewards in state["scored"]]
         self._restored = True
-        if compat.restarts_worker(self._view):  # which counts from 0 again
+        if asynchronous.restarts_worker(self._view):  # which counts from 0 again
             self._renumber()
 
     def _renumber(self) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from ... import compat
-from ...batch.layout import Layout
-from ...compat import LOAD, LOSS, PREPARE, REWARDS, SAVE, SCORE, SEAM
-from ...data.types import Batch
+from trl_replay import compat
+from trl_replay.batch.layout import Layout
+from trl_replay.compat import LOAD, LOSS, PREPARE, REWARDS, SAVE, SCORE, SEAM
+from trl_replay.data.types import Batch
+
 from . import contract, loss
 from .contract import left_packed
 from .layout_probe import check_layout

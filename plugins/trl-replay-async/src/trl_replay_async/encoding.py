@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import compat
+from . import compat as asynchronous
 
 
 def encoded(sample: Any, version: int) -> dict[str, Any]:
@@ -43,4 +43,4 @@ def decoded(saved: Mapping[str, Any]) -> Any:
         name: np.frombuffer(base64.b64decode(text), dtype).copy() for name, (dtype, text) in saved["arrays"].items()
     }
     fields = {name: value for name, value in saved.items() if name != "arrays"}
-    return compat.rollout_sample()(**arrays, **fields)
+    return asynchronous.rollout_sample()(**arrays, **fields)

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import compat
-from ..compat import OLD_LOGPS
-from ..data.fields import ADVANTAGES, STORED_REWARDS
-from ..data.types import Group, Ints
-from .compose import trained_tokens
+from trl_replay.batch.compose import trained_tokens
+from trl_replay.compat import OLD_LOGPS
+from trl_replay.data.fields import ADVANTAGES
+from trl_replay.data.types import Group, Ints
+from trl_replay.extras.files.export import masked_rows
+
+from . import compat as asynchronous
 
 REPLAYED = [{"role": "assistant", "content": "(a replayed sample)"}]
 """In the place of a replayed sample's messages, which only traces show."""
@@ -66,20 +68,6 @@ def completion_numbers(samples: Sequence[Any]) -> list[int]:
     return [0, *itertools.accumulate(changes)]
 
 
-def masked_rows(group: Group, masked: Sequence[bool]) -> Sequence[bool]:
-    """Return which of a stored group's rows are masked, given its masked completions: if a completion has several
-    rows, those that no function scored."""
-    rows = len(group.completion_lengths)
-    if rows <= len(masked):
-        return masked
-    rewards = group.tensors.get(STORED_REWARDS)
-    if rewards is None or not any(masked):
-        return [False] * rows
-    failed = rewards.isnan().all(dim=1)
-    of_rows: list[bool] = (failed & ~failed.all()).tolist()
-    return of_rows
-
-
 def samples_of(group: Group, masked: Sequence[bool], weight: float) -> list[Any]:
     """Return a stored group's samples as the queue delivers them, without version and id, and without those that have
     no gradient.
@@ -89,7 +77,7 @@ def samples_of(group: Group, masked: Sequence[bool], weight: float) -> list[Any]
         masked (`Sequence[bool]`): Which of its completions train nothing.
         weight (`float`): In the loss, by which advantages are multiplied.
     """
-    make = compat.rollout_sample()
+    make = asynchronous.rollout_sample()
     lengths = group.completion_lengths.tolist()
     ids, logps = (torch.split(group.tensors[key], lengths) for key in ("completion_ids", OLD_LOGPS))
     masks = torch.split(trained_tokens(group), lengths)

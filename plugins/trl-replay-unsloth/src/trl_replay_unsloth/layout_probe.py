@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from ... import compat
-from ...compat import OLD_LOGPS, REF_LOGPS
-from ...errors import ContractError
+from trl_replay import compat
+from trl_replay.compat import OLD_LOGPS, REF_LOGPS
+from trl_replay.errors import ContractError
+
 from . import contract
 from . import loss as unsloth
 from .contract import left_packed

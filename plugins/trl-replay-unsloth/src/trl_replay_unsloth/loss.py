@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from ...compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
-from ...data.types import Batch
-from ...errors import BatchError
-from ...loss.tap import Tap
-from ...session import Session
+from trl_replay.compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
+from trl_replay.data.types import Batch
+from trl_replay.errors import BatchError
+from trl_replay.loss.tap import Tap
+from trl_replay.session import Session
+
 from . import contract
 from .contract import left_packed
 
