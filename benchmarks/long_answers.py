@@ -1,0 +1,250 @@
+"""Does replay hold its gain on answers of 12 to 128 tokens, and with which correction? A tiny model on a CPU.
+
+    python benchmarks/long_answers.py            # trains what is left; several processes may share the queue
+    python benchmarks/long_answers.py --left     # only prints which runs are left
+    python benchmarks/long_answers.py --collect  # only appends whole runs of --out to benchmarks/results
+    python benchmarks/long_answers.py --table    # only prints what there is
+
+Twelve prompts come again. An answer is up to M letters of free thought, `*`, and two letters that are right or wrong.
+Thoughts have no part in the reward: tasks of different M differ in length alone. Before RL, the model is taught the
+form, and a random taste for wrong codes; the right one gets 6 %. Arms, rates, seeds, and their order are those of
+plans/long_answers.md; runs append to long_answers.jsonl in --out, a line a measurement.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import itertools
+import math
+import random
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import completions
+import lock
+import numpy as np
+import torch
+import when_it_pays as study
+from transformers import PrinterCallback
+from when_it_pays import Run
+
+import trl_replay
+from trl_replay.testing import make_model, make_tokenizer
+
+RESULTS = Path(__file__).parent / "results" / "long_answers.jsonl"
+KEYS, THOUGHTS, LETTERS, RIGHT = 12, "abcdefgh", "uvwx", 0.06
+CODES = [one + other for one in LETTERS for other in LETTERS]
+PROMPT = 3
+"""Tokens of a prompt."""
+
+
+def prompts(count: int, seed: int) -> list[dict[str, str]]:
+    """All keys in a random order, and again."""
+    rng, rows = random.Random(10_000 + seed), list[dict[str, str]]()
+    while len(rows) < count:
+        rows += [{"prompt": f"{key:02d}=", "answer": right(key)} for key in rng.sample(range(KEYS), KEYS)]
+    return rows
+
+
+TASKS = {
+    str(length): study.Task(prompts, length + 6, batches, KEYS, every=batches // 10, accuracy_every=batches // 10)
+    for length, batches in ((12, 120), (64, 180), (128, 240))
+}
+TWICE = {"num_iterations": 2, "beta": 0.1}
+ARMS: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "stock": (None, {}),
+    "stock, 2 updates": (None, {"num_iterations": 2}),
+    "stock, 2 updates, KL": (None, TWICE),
+    **{name: (name, TWICE) for name in ("topr", "topr(level='token')", "truncated", "ratio")},
+    "ratio, sequence level": ("ratio", {**TWICE, "importance_sampling_level": "sequence"}),
+}
+"""Of each, the correction of the preset, None without replay, and the trainer's settings."""
+SEEDS, LATER = (0, 1, 2), ("stock, 2 updates", "ratio, sequence level")
+FIRST = [arm for arm in ARMS if arm not in LATER]
+QUEUE = [
+    Run(task, arm, rate, seed)
+    for arms, rates in ((FIRST, (3e-4, 1e-3)), (FIRST, (1e-4,)), (LATER, (3e-4, 1e-3, 1e-4)))
+    for task in ("12", "128", "64")
+    for seed, rate, arm in itertools.product(SEEDS, rates, arms)
+]
+"""Those first that matter most."""
+
+
+def right(key: int) -> str:
+    """The code that is rewarded."""
+    return random.Random(1000 + key).choice(CODES)
+
+
+@cache
+def habits(key: int) -> list[float]:
+    """Chances of the codes in the taught model's answers."""
+    rng = random.Random(2000 + key)
+    tastes = [math.exp(1.5 * rng.gauss(0, 1)) * (code != right(key)) for code in CODES]
+    scale = (1 - RIGHT) / sum(tastes)
+    return [RIGHT if code == right(key) else taste * scale for code, taste in zip(CODES, tastes, strict=True)]
+
+
+def answer(rng: random.Random, length: int, key: int) -> str:
+    """Thoughts walk along their letters, and jump now and then."""
+    thought, at = "", rng.randrange(len(THOUGHTS))
+    for _ in range(rng.randint(round(0.8 * length), length)):
+        at = (at + 1) % len(THOUGHTS) if rng.random() < 0.9 else rng.randrange(len(THOUGHTS))
+        thought += THOUGHTS[at]
+    return f"{thought}*{rng.choices(CODES, habits(key))[0]}"
+
+
+def is_right(text: str, code: str) -> bool:
+    """Whether a completion ends in the code."""
+    return text.partition("*")[2] == code
+
+
+@cache
+def taught(length: int, steps: int = 400, rows: int = 32) -> dict[str, torch.Tensor]:
+    """Weights of a model that knows the form: the same on every call."""
+    tokenizer, rng = make_tokenizer(), random.Random(7)
+    model = make_model(tokenizer, 48, seed=5).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: min(1, (at + 1) / 20) * (1 - at / steps))
+    tokenizer.padding_side = "right"
+    for _ in range(steps):
+        keys = [rng.randrange(KEYS) for _ in range(rows)]
+        texts = [f"{key:02d}={answer(rng, length, key)}{tokenizer.eos_token}" for key in keys]
+        ids = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]
+        labels = ids.masked_fill(ids == tokenizer.pad_token_id, -100)
+        labels[:, :PROMPT] = -100
+        model(input_ids=ids, labels=labels).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        warm_up.step()
+        optimizer.zero_grad()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def perform(run: Run, path: Path) -> None:
+    """Trains one run, whose lines this ledger gets."""
+    task, (correction, arguments) = TASKS[run.task], ARMS[run.arm]
+    tokenizer, iterations = make_tokenizer(), arguments.get("num_iterations", 1)
+    model = make_model(tokenizer, 48)
+    model.load_state_dict(taught(int(run.task)))
+
+    def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        return [float(is_right(text, code)) for text, code in zip(completions, answer, strict=True)]
+
+    def measure() -> dict[str, Any]:
+        rows = task.rows(KEYS, 0) * 16
+        inputs = tokenizer([row["prompt"] for row in rows], return_tensors="pt")
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            ids = trainer.model.generate(**inputs, generation_config=trainer.generation_config)
+        texts = tokenizer.batch_decode(ids[:, PROMPT:], skip_special_tokens=True)
+        return {"sampled": np.mean(reward(texts, [row["answer"] for row in rows]))}
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = lock.toy_trainer(
+            model,
+            task.rows(2 * task.groups * task.batches, run.seed),
+            folder,
+            reward,
+            seed=run.seed,
+            learning_rate=run.rate,
+            max_steps=task.batches * iterations,
+            per_device_train_batch_size=task.batch,
+            max_completion_length=task.tokens,
+            shuffle_dataset=False,
+            **arguments,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(study.Watch(run, task, iterations, path, measure, set()))
+        replay = {"replay_preset": "sample_efficient", "replay_correction": correction}
+        trl_replay.attach(trainer, **(replay if correction else {"use_replay": False}))
+        with redirect_stdout(StringIO()):
+            trainer.train()
+
+
+def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
+    """The runs that are whole, those in benchmarks/results first."""
+    there = study.ledger(RESULTS, *paths)
+    return {run: lines for run, lines in there.items() if study.is_whole(TASKS[run.task], lines[-1])}
+
+
+def left(path: Path) -> list[Run]:
+    """The runs of the queue that are not whole."""
+    done = finished(path)
+    return [run for run in QUEUE if run not in done]
+
+
+def collect(path: Path) -> list[Run]:
+    """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
+    return study.collect(path, RESULTS, finished(path).keys() - finished().keys())
+
+
+def ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> dict[float, dict[int, float]]:
+    """Of each rate, an arm's accuracy at the end by seed."""
+    found: dict[float, dict[int, float]] = {}
+    for run in sorted((run for run in done if (run.task, run.arm) == (task, arm)), key=lambda run: run.seed):
+        found.setdefault(run.rate, {})[run.seed] = done[run][-1]["sampled"]
+    return dict(sorted(found.items()))
+
+
+def best_of(done: dict[Run, list[dict[str, Any]]], task: str, arm: str = "stock") -> float:
+    """The rate of the highest mean accuracy at the end."""
+    means = {rate: float(np.mean(list(of.values()))) for rate, of in ends(done, task, arm).items()}
+    return max(means, key=means.__getitem__)
+
+
+def table(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
+    """A row an arm, as Markdown: accuracy at the end of each seed by rate, and at the best rate what it saves of the
+    completions to stock's end at its own best rate."""
+    rates = sorted({run.rate for run in QUEUE})
+    names = " | ".join(f"{rate:g}" for rate in rates)
+    rows = [
+        f"| {task} tokens | {names} | best rate | to stock's end, completions | times fewer | get there |",
+        f"|---|{'---|' * len(rates)}---|---|---|---|",
+    ]
+
+    def measured(arm: str, rate: float, seed: int) -> completions.Measured:
+        return completions.Measured.of(done[Run(task, arm, rate, seed)], TASKS[task].batch)
+
+    for arm in ARMS:
+        found = ends(done, task, arm)
+        if not found:
+            continue
+        of_seeds = [" ".join(f"{end:.2f}" for end in found.get(rate, {}).values()) or "–" for rate in rates]
+        best, stocks = best_of(done, task, arm), best_of(done, task)
+        pairs = [(measured("stock", stocks, seed), measured(arm, best, seed)) for seed in found[best]]
+        savings = [completions.saving(*pair) for pair in pairs]
+        there = sum(saving.share < math.inf for saving in savings)
+        cells = [
+            f"{best:g}",
+            completions.median_and_range([TASKS[task].batch * saving.arm.generated for saving in savings]),
+            completions.times_fewer([saving.share for saving in savings]),
+            f"{there} of {len(savings)}",
+        ]
+        rows.append(f"| {arm} | {' | '.join((*of_seeds, *cells))} |")
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark."""
+    options, path = study.command(arguments, __doc__, "long_answers", "left", "collect")
+    if options.left or options.collect:
+        print("\n".join(run.name for run in (left if options.left else collect)(path)))
+    elif options.table:
+        print("\n\n".join("\n".join(table(finished(path), task)) for task in TASKS))
+    else:
+        study.train_all(lambda: left(path), options.out, lambda run: perform(run, path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
