@@ -51,6 +51,8 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return behavior, one * (0.5 <= mean <= 2.0)
     if name == "topr":
         return new, one if advantage >= 0 else one * min(float(r.prod()), 1.0)
+    if name == TOPR_BY_TOKEN:
+        return new, one if advantage >= 0 else torch.minimum(r, one)
     if name == "imitation":
         return new, one * (0.3 / advantage if advantage > 0 else 0.0)
     if name == "decoupled":
@@ -125,6 +127,7 @@ def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: flo
     return [float(kept)] * len(ratios)
 
 
+TOPR_BY_TOKEN = "topr(level='token')"
 CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "imitation"]
 TOKEN_WEIGHTS = {"truncated"}
 PAPERS = ["decoupled", "shaped", "gipo", *MASKS]

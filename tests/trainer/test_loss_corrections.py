@@ -10,11 +10,12 @@ import functools
 import numpy as np
 import pytest
 import torch
-from corrected import CORRECTIONS, MASKED, PROXIMAL
+from corrected import CORRECTIONS, MASKED, PROXIMAL, TOPR_BY_TOKEN, TWO_LOSSES
+from credit import CREDITED, Credit, followed
 from replaying import CORRECTED as SCRIPT
-from replaying import replayed_signal, train_corrected
+from replaying import build, check_batches, check_losses, replayed_signal, train_corrected
 from scenarios import CORRECTED, FORMS, OTHERS, Scenario, follow, train
-from support import DEAD, LIVE, Spy
+from support import DEAD, LIVE, Rewards, Spy
 
 import trl_replay
 from trl_replay.registry import registry
@@ -40,6 +41,24 @@ def test_76_as_many_rows_as_tokens_are_no_advantages_of_tokens(tmp_path, setting
     """12 rows of 12 tokens, and a weight for each token."""
     trainer, _ = follow(tmp_path, Scenario({"max_completion_length": 12}, settings))
     assert {loss["inputs"]["completion_ids"].shape for loss in trainer.losses} == {(12, 12)}
+
+
+@pytest.mark.parametrize("loss", TWO_LOSSES)
+def test_topr_by_token_tapers_tokens_of_failures_alone(tmp_path, loss):
+    chosen = {"replay_correction": TOPR_BY_TOKEN}
+    trainer, _ = train_corrected(tmp_path, TOPR_BY_TOKEN, chosen, loss_type=loss, beta=0.1)
+    trained = [row for rows in trainer.by_hand for row in rows if row.weights is not None]
+    tapered = {sign: [float(row.weights.min()) for row in trained if sign * row.advantage > 0] for sign in (1, -1)}
+    assert set(tapered[1]) == {1.0}
+    assert 0 < min(tapered[-1]) < 1
+
+
+def test_topr_by_token_goes_by_the_sign_of_each_tokens_advantage(tmp_path):
+    trainer = build(tmp_path, Rewards(*CREDITED), trainer_class=Credit, learning_rate=5e-2)
+    trainer.gradients, trainer.correction = True, TOPR_BY_TOKEN
+    _, watch = followed(trainer, replay_correction=TOPR_BY_TOKEN)
+    check_batches(watch)
+    check_losses(trainer)
 
 
 def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path):

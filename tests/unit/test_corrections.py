@@ -25,6 +25,15 @@ def test_a_row_is_masked_by_the_geometric_mean_of_its_ratios(limits, weights):
     assert corrected.weights.tolist() == weights
 
 
+def test_topr_of_a_failure_of_300_tokens_weighs_nothing_and_each_token_nearly_all():
+    """Each token got a little less likely: exp(-0.03) of each, exp(-9) of all."""
+    rows = rows_of([[-0.03] * 300] * 2, [-1.0, 1.0])
+    of_rows, of_tokens = (made("topr", level=level)(rows, make_context()) for level in ("sequence", "token"))
+    torch.testing.assert_close(of_rows.weights, torch.tensor([math.exp(-9), 1.0]), atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(of_tokens.weights[rows.mask][:300], torch.full((300,), math.exp(-0.03)))
+    assert bool((of_tokens.weights[1] == 1).all())
+
+
 def test_huge_ratios_stay_finite():
     rows = rows_of([[200.0, -300.0, 90.0], [-500.0, -500.0, -500.0]], [1.0, -1.0])
     for name in CORRECTIONS:

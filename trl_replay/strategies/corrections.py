@@ -120,17 +120,26 @@ def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
     return geometric_mask("sequence_mask", low, high)
 
 
-def make_topr(cap: float = 1.0) -> Correction:
-    """Tapered off-policy REINFORCE: weight 1 for A > 0, min(product of r, cap) for A < 0 (arXiv 2503.14286)."""
+def make_topr(cap: float = 1.0, level: str = "sequence") -> Correction:
+    """Tapered off-policy REINFORCE: weight 1 for A > 0, min(r, cap) for A < 0 (TOPR, arXiv 2503.14286).
+
+    Args:
+        cap (`float`): Largest weight of a negative advantage, above 0.
+        level (`str`): `"sequence"`: r is the product over the row's trained tokens, as in the paper; it goes to 0 as
+            answers get longer. `"token"`: each token's own r.
+    """
     require_above("topr", "cap", cap, above=0.0)
+    require("topr: level", level, choice("token", "sequence"))
 
     def topr(rows: ReplayedRows, context: Context) -> Corrected:
-        product = ratios(sequence_log_ratio(rows))
-        tapered = product.clamp(max=cap)
-        weights = beside(tapered, rows.advantages).where(rows.advantages < 0, tapered.new_ones(()))
-        return Corrected(rows.logps, weights)
+        negative = rows.advantages < 0
+        if level == "token":
+            product, negative = ratios(log_ratio(rows)), negative.view(len(negative), -1)
+        else:
+            product = beside(ratios(sequence_log_ratio(rows)), rows.advantages)
+        return Corrected(rows.logps, product.clamp(max=cap).where(negative, product.new_ones(())))
 
-    return topr
+    return TokenWeights(topr) if level == "token" else topr
 
 
 def make_imitation(c: float = 0.3) -> Correction:
