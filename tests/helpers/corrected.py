@@ -59,6 +59,10 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return new, torch.minimum(r, one * 2.0)
     if name == "gipo":
         return new, r * (-(r.log() ** 2) / 2).exp()
+    if name == "pnpo":
+        return new - r.log().cumsum(0) / torch.arange(1, 1 + len(r)), one
+    if name == "minpro":
+        return behavior - torch.tensor([min(r.log().tolist()[:at], default=0.0) for at in range(len(r))]), one
     assert name == "shaped"
     return new, 0.1 * r / (r + 0.1) ** 2
 
@@ -130,9 +134,9 @@ def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: flo
 TOPR_BY_TOKEN = "topr(level='token')"
 CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "imitation"]
 TOKEN_WEIGHTS = {"truncated"}
-PAPERS = ["decoupled", "shaped", "gipo", *MASKS]
+PAPERS = ["decoupled", "shaped", "gipo", "pnpo", "minpro", *MASKS]
 """Of trl-replay-papers, with `m2po`."""
-PAPERS_TOKEN_WEIGHTS = {"m2po", "icepop", "suffix_veto", "decoupled", "shaped", "gipo"}
+PAPERS_TOKEN_WEIGHTS = {"m2po", "icepop", "suffix_veto", "decoupled", "shaped", "gipo", "pnpo", "minpro"}
 OF_TOKENS = {*TOKEN_WEIGHTS, *PAPERS_TOKEN_WEIGHTS, MASKED, PROXIMAL}
 
 

@@ -12,7 +12,7 @@ the old log-probs to the new ones (`none`, `truncated`, `topr`, `imitation`) lea
 token away too.
 
 A mask is `ratio` with weights of 0 and 1. Limits of r belong to what is kept; they are compared as logarithms, which
-don't overflow. Those of plugins may be made of the same parts, from `geometric_mask` on: trl-replay-papers has ten.
+don't overflow. Those of plugins may be made of the same parts, from `geometric_mask` on: trl-replay-papers has twelve.
 """
 
 from __future__ import annotations

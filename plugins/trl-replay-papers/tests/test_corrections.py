@@ -98,6 +98,15 @@ def test_tokens_that_are_not_trained_decide_nothing(name: str) -> None:
             assert weights.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(("name", "expected"), [("pnpo", [0.2, -0.1, -0.1 / 3]), ("minpro", [0.2, -0.2, -0.3])])
+def test_a_prefix_is_one_of_trained_tokens(name: str, expected: list[float]) -> None:
+    """Log ratios 0.2, -0.4, 0.1, and one of a token that is not trained between them."""
+    rows = rows_of([[0.2, -9.0, -0.4, 0.1]], [-1.0])
+    rows = replace(rows, mask=torch.tensor([[True, False, True, True, False]]))
+    corrected = made(name)(rows, make_context())
+    torch.testing.assert_close((rows.logps - corrected.old_logps)[rows.mask], torch.tensor(expected))
+
+
 LIMITS: dict[str, st.SearchStrategy[dict[str, float]]] = {
     name: st.fixed_dictionaries({"threshold": st.floats(1e-3, 10.0)})
     if name == "k3_mask"

@@ -167,6 +167,39 @@ def make_gipo(sigma: float = 1.0) -> Correction:
     return TokenWeights(gipo)
 
 
+def make_pnpo() -> Correction:
+    """`ratio`, with the geometric mean of r over the row's trained tokens up to each in the place of its own (PNPO,
+    arXiv 2608.01418).
+
+    The loss clips this mean, and its gradient goes through the token's own log-prob alone. Whether the paper's goes
+    through those before it, too, could not be verified.
+    """
+
+    def pnpo(rows: ReplayedRows, context: Context) -> Corrected:
+        logs = log_ratio(rows).masked_fill(~rows.mask, 0.0)
+        means = logs.cumsum(dim=1) / rows.mask.cumsum(dim=1).clamp(min=1)
+        return Corrected(rows.logps - means)
+
+    return TokenWeights(pnpo)
+
+
+def make_minpro() -> Correction:
+    """`ratio`, with each token's r times the smallest r of the row's trained tokens before it (MinPRO, arXiv
+    2601.22718).
+
+    The loss clips this product, and its gradient goes through the token's own log-prob alone. What the paper clips
+    could not be verified.
+    """
+
+    def minpro(rows: ReplayedRows, context: Context) -> Corrected:
+        logs = log_ratio(rows).masked_fill(~rows.mask, float("inf"))
+        smallest = logs.cummin(dim=1).values.roll(1, dims=1)
+        smallest[:, 0] = float("inf")
+        return Corrected(rows.behavior_logps - smallest.masked_fill(smallest.isinf(), 0.0))
+
+    return TokenWeights(minpro)
+
+
 def make_m2po(threshold: float = 0.04) -> Correction:
     """`ratio`, with tokens masked, largest (log r)² first, until its mean over the rest is ≤ threshold (arXiv
     2510.01161).
@@ -230,6 +263,8 @@ def trl_replay_strategies() -> Iterator[CorrectionSpec]:
     yield CorrectionSpec("veto_negative", make_veto_negative, "sequence_mask for rows of negative advantage only")
     yield CorrectionSpec("suffix_veto", make_suffix_veto, "ratio; failed rows end where they leave the policy")
     yield CorrectionSpec("gipo", make_gipo, "on-policy loss weighted by r and a Gaussian of log r")
+    yield CorrectionSpec("pnpo", make_pnpo, "ratio of the geometric mean up to each token")
+    yield CorrectionSpec("minpro", make_minpro, "ratio times the smallest before it")
     yield CorrectionSpec("m2po", make_m2po, "ratio; tokens masked until its second moment is small")
     yield CorrectionSpec("decoupled", make_decoupled, "clips around a recent policy, weighted by its ratio")
     yield CorrectionSpec("shaped", make_shaped, "ratio shaped to r / (r + gamma)")
