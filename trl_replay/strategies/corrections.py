@@ -132,12 +132,10 @@ def make_topr(cap: float = 1.0, level: str = "sequence") -> Correction:
     require("topr: level", level, choice("token", "sequence"))
 
     def topr(rows: ReplayedRows, context: Context) -> Corrected:
-        negative = rows.advantages < 0
-        if level == "token":
-            product, negative = ratios(log_ratio(rows)), negative.view(len(negative), -1)
-        else:
-            product = beside(ratios(sequence_log_ratio(rows)), rows.advantages)
-        return Corrected(rows.logps, product.clamp(max=cap).where(negative, product.new_ones(())))
+        logs = log_ratio(rows) if level == "token" else sequence_log_ratio(rows).unsqueeze(1)
+        negative = rows.advantages.view(len(logs), -1) < 0
+        weights = ratios(logs).clamp(max=cap).where(negative, 1.0)
+        return Corrected(rows.logps, weights.squeeze(1))
 
     return TokenWeights(topr) if level == "token" else topr
 
@@ -176,11 +174,6 @@ def geometric_mask(name: str, low: float, high: float) -> Correction:
 def masked(rows: ReplayedRows, keep: torch.Tensor) -> Corrected:
     """`ratio`, with weight 1 for the rows, `(R,)`, or tokens, `(R, C)`, that `keep` (bool) names, and 0 for others."""
     return Corrected(rows.behavior_logps, keep.to(rows.logps.dtype))
-
-
-def beside(values: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """Rows' values, `(R,)`, or `(R, 1)` beside advantages of each token."""
-    return values if advantages.dim() == 1 else values.unsqueeze(1)
 
 
 def within(log_ratios: torch.Tensor, low: float, high: float) -> torch.Tensor:

@@ -16,7 +16,6 @@ from trl_replay import Context, Corrected, CorrectionSpec, ReplayedRows, hookimp
 from trl_replay.protocols import Correction
 from trl_replay.strategies.corrections import (
     TokenWeights,
-    beside,
     geometric_mask,
     log_ratio,
     masked,
@@ -119,8 +118,9 @@ def make_veto_negative(low: float = 0.5, high: float = 2.0) -> Correction:
     require_range("veto_negative", low, high)
 
     def veto_negative(rows: ReplayedRows, context: Context) -> Corrected:
-        near = within(mean_log_ratio(rows), low, high)
-        return masked(rows, beside(near, rows.advantages) | (rows.advantages >= 0))
+        near = within(mean_log_ratio(rows), low, high).unsqueeze(1)
+        keep = near | (rows.advantages.view(len(near), -1) >= 0)
+        return masked(rows, keep.squeeze(1))
 
     return veto_negative
 
