@@ -24,6 +24,7 @@ import math
 import random
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -69,14 +70,23 @@ ARMS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "ratio, sequence level": ("ratio", {**TWICE, "importance_sampling_level": "sequence"}),
 }
 """Of each, the correction of the preset, None without replay, and the trainer's settings."""
-SEEDS, LATER = (0, 1, 2), ("stock, 2 updates", "ratio, sequence level")
-FIRST = [arm for arm in ARMS if arm not in LATER]
-QUEUE = [
-    Run(task, arm, rate, seed)
-    for arms, rates in ((FIRST, (3e-4, 1e-3)), (FIRST, (1e-4,)), (LATER, (3e-4, 1e-3, 1e-4)))
-    for task in ("12", "128", "64")
-    for seed, rate, arm in itertools.product(SEEDS, rates, arms)
-]
+SEEDS, RATES, LONG = (0, 1, 2), (3e-4, 1e-3, 1e-4), ("128", "64")
+CONTROLS, OTHERS = ("stock", "stock, 2 updates, KL"), ("truncated", "ratio")
+ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
+    (("12", *LONG), (*CONTROLS, "topr", "topr(level='token')"), RATES[:2]),
+    (("12",), ARMS, RATES),
+    (LONG, OTHERS, RATES[:2]),
+    (LONG, ARMS, RATES[2:]),
+    (LONG, ARMS, RATES),
+)
+QUEUE = list(
+    dict.fromkeys(
+        Run(task, arm, rate, seed)
+        for tasks, arms, rates in ORDER
+        for task in tasks
+        for seed, rate, arm in itertools.product(SEEDS, rates, arms)
+    )
+)
 """Those first that matter most."""
 
 
@@ -205,7 +215,7 @@ def best_of(done: dict[Run, list[dict[str, Any]]], task: str, arm: str = "stock"
 def table(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     """A row an arm, as Markdown: accuracy at the end of each seed by rate, and at the best rate what it saves of the
     completions to stock's end at its own best rate."""
-    rates = sorted({run.rate for run in QUEUE})
+    rates = sorted(RATES)
     names = " | ".join(f"{rate:g}" for rate in rates)
     rows = [
         f"| {task} tokens | {names} | best rate | to stock's end, completions | times fewer | get there |",
