@@ -94,6 +94,37 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(benchmark, tmp_path
     assert "| sums | imitation |" in capsys.readouterr().out
 
 
+def test_a_run_of_long_answers_is_written_once_and_each_arm_gets_a_row(benchmark, tmp_path, monkeypatch, capsys):
+    long = benchmark("long_answers")
+    untaught = make_model(make_tokenizer(), 48, seed=5).state_dict()
+    monkeypatch.setattr(long, "taught", lambda length: untaught)
+    monkeypatch.setattr(long.study.os, "nice", lambda more: 19)
+    monkeypatch.setattr(long, "RESULTS", tmp_path / "results.jsonl")
+    task = long.study.Task(long.prompts, 3, 2, long.KEYS, every=1, accuracy_every=2)
+    monkeypatch.setattr(long, "TASKS", {"12": task})
+    monkeypatch.setattr(long, "QUEUE", [long.Run("12", arm, 3e-4, 0) for arm in long.ARMS])
+    assert long.main(["--out", str(tmp_path)]) == 0
+    path = tmp_path / "long_answers.jsonl"
+    assert {run.arm for run in long.finished(path)} == set(long.ARMS)
+    assert long.main(["--collect", "--out", str(tmp_path)]) == 0
+    path.unlink()
+    assert long.main(["--out", str(tmp_path)]) == long.main(["--table", "--out", str(tmp_path)]) == 0
+    assert not path.exists()
+    assert [
+        line for arm in long.ARMS for line in capsys.readouterr().out.splitlines() if line.startswith(f"| {arm} |")
+    ]
+
+
+def test_the_taught_form_is_an_answer_whose_code_alone_counts(benchmark):
+    long = benchmark("long_answers")
+    texts = [long.answer(long.random.Random(number), 12, 3) for number in range(2000)]
+    assert all(10 <= len(text.partition("*")[0]) <= 12 for text in texts)
+    right = [long.is_right(text, long.right(3)) for text in texts]
+    assert sum(right) / len(right) == pytest.approx(long.RIGHT, abs=0.02)
+    assert not long.is_right(long.right(3), long.right(3))
+    assert sum(long.habits(3)) == pytest.approx(1)
+
+
 def test_prompts_that_run_once_have_the_log_probs_gradients_and_likeliest_tokens_of_the_model(benchmark, tmp_path):
     shared = benchmark("shared_prompts")
     torch.manual_seed(0)
