@@ -36,6 +36,7 @@ import lock
 import numpy as np
 import torch
 import when_it_pays as study
+from learning_rates import best_of, ends
 from transformers import PrinterCallback
 from when_it_pays import Run
 
@@ -198,49 +199,27 @@ def collect(path: Path) -> list[Run]:
     return study.collect(path, RESULTS, finished(path).keys() - finished().keys())
 
 
-def ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> dict[float, dict[int, float]]:
-    """Of each rate, an arm's accuracy at the end by seed."""
-    found: dict[float, dict[int, float]] = {}
-    for run in sorted((run for run in done if (run.task, run.arm) == (task, arm)), key=lambda run: run.seed):
-        found.setdefault(run.rate, {})[run.seed] = done[run][-1]["sampled"]
-    return dict(sorted(found.items()))
-
-
-def best_of(done: dict[Run, list[dict[str, Any]]], task: str, arm: str = "stock") -> float:
-    """The rate of the highest mean accuracy at the end."""
-    means = {rate: float(np.mean(list(of.values()))) for rate, of in ends(done, task, arm).items()}
-    return max(means, key=means.__getitem__)
-
-
 def table(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
-    """A row an arm, as Markdown: accuracy at the end of each seed by rate, and at the best rate what it saves of the
-    completions to stock's end at its own best rate."""
+    """A row an arm, as Markdown: accuracy at the end of each seed, by rate, and at the best rate what it saves of the
+    completions to stock's end at its own best rate. A dash where seeds are missing."""
     rates = sorted(RATES)
-    names = " | ".join(f"{rate:g}" for rate in rates)
-    rows = [
-        f"| {task} tokens | {names} | best rate | to stock's end, completions | times fewer | get there |",
-        f"|---|{'---|' * len(rates)}---|---|---|---|",
-    ]
-
-    def measured(arm: str, rate: float, seed: int) -> completions.Measured:
-        return completions.Measured.of(done[Run(task, arm, rate, seed)], TASKS[task].batch)
-
-    for arm in ARMS:
-        found = ends(done, task, arm)
-        if not found:
-            continue
-        of_seeds = [" ".join(f"{end:.2f}" for end in found.get(rate, {}).values()) or "–" for rate in rates]
-        best, stocks = best_of(done, task, arm), best_of(done, task)
-        pairs = [(measured("stock", stocks, seed), measured(arm, best, seed)) for seed in found[best]]
-        savings = [completions.saving(*pair) for pair in pairs]
-        there = sum(saving.share < math.inf for saving in savings)
-        cells = [
-            f"{best:g}",
-            completions.median_and_range([TASKS[task].batch * saving.arm.generated for saving in savings]),
-            completions.times_fewer([saving.share for saving in savings]),
-            f"{there} of {len(savings)}",
-        ]
-        rows.append(f"| {arm} | {' | '.join((*of_seeds, *cells))} |")
+    head = [f"{task} tokens", *(f"{rate:g}" for rate in rates), "best, mean", "completions to stock's end"]
+    rows = [f"| {' | '.join((*head, 'times fewer', 'get there'))} |", f"|{'---|' * (len(head) + 2)}"]
+    for arm in ARMS if ends(done, task, "stock") else ():
+        if found := ends(done, task, arm):
+            of_arms = ("stock", best_of(done, task)), (arm, best := best_of(done, task, arm))
+            savings = []
+            for seed in SEEDS:
+                runs = [done[Run(task, *of_arm, seed)] for of_arm in of_arms]
+                savings.append(completions.saving(*(completions.Measured.of(run, TASKS[task].batch) for run in runs)))
+            cells = [
+                *(" ".join(f"{end:.2f}" for end in found.get(rate, ())) or "–" for rate in rates),
+                f"{np.mean(found[best]):.2f}",
+                completions.median_and_range([TASKS[task].batch * saving.arm.generated for saving in savings]),
+                completions.times_fewer([saving.share for saving in savings]),
+                f"{sum(saving.share < math.inf for saving in savings)} of {len(savings)}",
+            ]
+            rows.append(f"| {arm} | {' | '.join(cells)} |")
     return rows
 
 
