@@ -15,7 +15,7 @@ from . import compat
 from .base.text import counted
 from .batch.group_view import dead_by_function
 from .built_in import ask_built_in
-from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, drop_zeros, metrics, own_metrics
+from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, WEIGHTS, drop_zeros, metrics, own_metrics
 from .data.counters import log as put_into_log
 from .data.types import Groups
 from .generation.judge import doubt_of
@@ -43,6 +43,7 @@ OF_SETTING: Mapping[str, str | None] = {
     "replay/stored": "replay_selector",
     "replay/tasks": "replay_task_columns",
     "replay/uses_mean": "replay_max_uses",
+    **dict.fromkeys(WEIGHTS, "replay_correction"),
 }
 """Metrics that the log has while a setting is not the default one; those of none stand in `session.metrics` alone."""
 IN_DOUBT = ("replay/lowest_fraction", "replay/highest_fraction")

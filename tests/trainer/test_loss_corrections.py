@@ -61,6 +61,15 @@ def test_topr_by_token_goes_by_the_sign_of_each_tokens_advantage(tmp_path):
     check_losses(trainer)
 
 
+@pytest.mark.parametrize(("correction", "rate"), [("topr", 2e-2), ("topr", 0.5), ("imitation", 0.5)])
+def test_a_run_shows_the_weights_of_stored_successes_and_failures(tmp_path, correction, rate):
+    trainer, session = train_corrected(tmp_path, correction, by_hand=False, learning_rate=rate)
+    found = [log["replay/weight_negative"] for log in trainer.state.log_history if "replay/weight_negative" in log]
+    assert found[-1] == session.metrics["replay/weight_negative"]
+    assert 0 < session.metrics["replay/weight_positive"] <= 1
+    assert (0 < found[-1] < 0.05) == (correction == "topr" and rate == 0.5)
+
+
 def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path):
     limits = {"replay_correction": "sequence_mask(low=100000.0, high=1000000.0)"}
     trainer, _ = train_corrected(tmp_path, "sequence_mask", limits, by_hand=False, beta=0.1)

@@ -24,6 +24,9 @@ MASK = [[1, 1, 0], [1, 0, 1]]
 ADVANTAGES = [-1.5, 2.0]
 
 
+WEIGHTS = {"replay/weight_positive", "replay/weight_negative"}
+
+
 def filled():
     stats = OffPolicyStats()
     stats.add(rows(RATIOS, MASK, ADVANTAGES), None)
@@ -39,6 +42,21 @@ def test_the_metrics_are_means_over_tokens_and_shares_of_rows():
     assert metrics["replay/drift_mean"] == pytest.approx(4 * math.log(2) / 6)
     assert metrics["replay/gated_fraction"] == 0.25
     assert metrics_of(stats) == {}, "told once"
+
+
+def test_weights_are_means_over_trained_tokens_by_the_sign_of_an_advantage():
+    stats = filled()
+    assert not WEIGHTS & metrics_of(stats).keys(), "a correction that gives none leaves it to the loss"
+    stats.add(rows(RATIOS, MASK, ADVANTAGES), torch.tensor([0.25, 1.0]))
+    stats.add(rows(RATIOS, MASK, ADVANTAGES), torch.tensor([[0.5, 0.0, 9.0], [1.0, 9.0, 2.0]]))
+    found = metrics_of(stats)
+    assert found["replay/weight_negative"] == pytest.approx((0.25 + 0.25 + 0.5 + 0.0) / 4)
+    assert found["replay/weight_positive"] == pytest.approx((1.0 + 1.0 + 1.0 + 2.0) / 4)
+    stats.add(rows(RATIOS, MASK, [[-1.0, 1.0, 0.0]] * 2), torch.tensor([0.5, 0.25]))
+    found = metrics_of(stats)
+    assert (found["replay/weight_negative"], found["replay/weight_positive"]) == (0.375, 0.5)
+    stats.add(rows(RATIOS, MASK, [0.0, 1.0]), torch.tensor([1.0, 1.0]))
+    assert WEIGHTS & metrics_of(stats).keys() == {"replay/weight_positive"}
 
 
 def test_a_row_is_gated_when_all_its_tokens_are_without_weight():

@@ -22,6 +22,8 @@ DRY_RUN = "replay/dry_run"
 JUDGED_BY = "replay/judged_by"
 """With a name after it, 1 where that reward function counts (`replay_reward`)."""
 GATED, DRIFT = "replay/gated_fraction", "replay/drift_mean"
+WEIGHTS = ("replay/weight_positive", "replay/weight_negative")
+"""What a correction multiplies replayed tokens of positive and of negative advantages by, on average."""
 STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio", DRY_RUN)
 """Metrics of which a log entry has the last value."""
 COUNTS = ("replay/failed_rows", "replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from ..compat import OLD_LOGPS, REF_LOGPS, LossForm
-from ..data.counters import DRIFT, GATED
+from ..data.counters import DRIFT, GATED, WEIGHTS
 from ..data.fields import ADVANTAGES
 from ..data.types import LOG_RATIO_LIMIT, ReplayedRows
 from .bounds import Means, clipped, row_means
 from .micro_batch import MicroBatch
 
+FIGURES = 9
+"""Sums of a micro-batch."""
 UPDATES, NEARLY_ALL = 8, 0.95
 """Updates with replayed rows, and the share of these rows without any weight at which it is told."""
 
@@ -49,15 +51,19 @@ class OffPolicyStats:
         drift = over_tokens(logs.abs_())
         squares = over_tokens(ratios**2)
         ratio = over_tokens(ratios)
-        weightless = ratio.new_zeros(())
+        weightless, *weighed = ratio.new_zeros(5)
         if weights is not None:
+            weighed, signs = [], rows.advantages.view(len(mask), -1).sign()
+            for sign in (1, -1):
+                tokens = mask * signs.eq(sign)
+                weighed += [tokens.sum(), tokens.mul_(weights.view(len(mask), -1)).sum()]
             silent = weights.eq(0).view(len(mask), -1) | ~rows.mask
             weightless = (silent.all(dim=1) & rows.mask.any(dim=1)).sum()
-        self._since_log.append(torch.stack([mask.sum(), ratio, squares, drift, weightless]))
+        self._since_log.append(torch.stack([mask.sum(), ratio, squares, drift, weightless, *weighed]))
         self._rows += len(mask)
 
     def take(self) -> dict[str, list[torch.Tensor]]:
-        """Return the sums since the last call, `(5,)` each; none if there were none."""
+        """Return the sums since the last call, `(FIGURES,)` each; none if there were none."""
         sums, self._since_log = self._since_log, []
         return {"": sums} if sums else {}
 
@@ -65,13 +71,15 @@ class OffPolicyStats:
         """Return the metrics of the replayed rows of what was taken, once it is fetched."""
         if not sums:
             return {}
-        tokens, ratio, squares, drift, weightless = (sum(sums[""][figure::5]) for figure in range(5))
+        tokens, ratio, squares, drift, weightless, *weighed = (sum(sums[""][at::FIGURES]) for at in range(FIGURES))
         values = {"replay/gated_fraction": weightless / self._rows}
         self._rows = 0
         if tokens:
             values["replay/ratio_mean"] = ratio / tokens
             values["replay/ess"] = ratio * ratio / (tokens * squares)
             values["replay/drift_mean"] = drift / tokens
+        of_signs = zip(WEIGHTS, weighed[::2], weighed[1::2], strict=True)
+        values |= {key: weight / count for key, count, weight in of_signs if count}
         return values
 
 
