@@ -48,6 +48,7 @@ KEYS, THOUGHTS, LETTERS, RIGHT = 12, "abcdefgh", "uvwx", 0.06
 CODES = [one + other for one in LETTERS for other in LETTERS]
 PROMPT = 3
 """Tokens of a prompt."""
+FAILURES = "replay/weight_negative"
 
 
 def prompts(count: int, seed: int) -> list[dict[str, str]]:
@@ -62,23 +63,31 @@ TASKS = {
     str(length): study.Task(prompts, length + 6, batches, KEYS, every=batches // 10, accuracy_every=batches // 10)
     for length, batches in ((12, 120), (64, 180), (128, 240))
 }
-TWICE = {"num_iterations": 2, "beta": 0.1}
-ARMS: dict[str, tuple[str | None, dict[str, Any]]] = {
+TWICE, FOUR_TIMES = ({"num_iterations": iterations, "beta": 0.1} for iterations in (2, 4))
+PLANNED: dict[str, tuple[str | None, dict[str, Any]]] = {
     "stock": (None, {}),
     "stock, 2 updates": (None, {"num_iterations": 2}),
     "stock, 2 updates, KL": (None, TWICE),
     **{name: (name, TWICE) for name in ("topr", "topr(level='token')", "truncated", "ratio")},
     "ratio, sequence level": ("ratio", {**TWICE, "importance_sampling_level": "sequence"}),
 }
-"""Of each, the correction of the preset, None without replay, and the trainer's settings."""
+"""Of each arm, the correction of the preset, None without replay, and the trainer's settings."""
+PREFIXES = {
+    name + more: (name, arguments)
+    for name in ("pnpo", "minpro")
+    for more, arguments in (("", TWICE), (", 4 updates", FOUR_TIMES))
+}
+"""Those of trl-replay-papers."""
+ARMS = {**PLANNED, **PREFIXES}
 SEEDS, RATES, LONG = (0, 1, 2), (3e-4, 1e-3, 1e-4), ("128", "64")
 CONTROLS, OTHERS = ("stock", "stock, 2 updates, KL"), ("truncated", "ratio")
 ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
     (("12", *LONG), (*CONTROLS, "topr", "topr(level='token')"), RATES[:2]),
-    (("12",), ARMS, RATES),
+    (("12",), PLANNED, RATES),
     (LONG, OTHERS, RATES[:2]),
-    (LONG, ARMS, RATES[2:]),
-    (LONG, ARMS, RATES),
+    (LONG, PLANNED, RATES[2:]),
+    (LONG, PLANNED, RATES),
+    (LONG[1:], PREFIXES, RATES),
 )
 QUEUE = list(
     dict.fromkeys(
@@ -223,13 +232,28 @@ def table(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     return rows
 
 
+def weights(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """What stored failures weighed on average over a run, as Markdown: of the runs that logged it."""
+    arms = ("topr", "topr(level='token')", "truncated")
+    rows = [f"| tokens | rate | {' | '.join(arms)} |", "|---|---|---|---|---|"]
+    for task, rate in itertools.product(TASKS, sorted(RATES)):
+        cells = []
+        for arm in arms:
+            runs = [lines for run, lines in done.items() if (run.task, run.arm, run.rate) == (task, arm, rate)]
+            logged = [line[FAILURES] for lines in runs for line in lines if FAILURES in line]
+            cells.append(f"{np.mean(logged):.2f}" if logged else "–")
+        rows.append(f"| {task} | {rate:g} | {' | '.join(cells)} |")
+    return rows
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
     options, path = study.command(arguments, __doc__, "long_answers", "left", "collect")
     if options.left or options.collect:
         print("\n".join(run.name for run in (left if options.left else collect)(path)))
     elif options.table:
-        print("\n\n".join("\n".join(table(finished(path), task)) for task in TASKS))
+        done = finished(path)
+        print("\n\n".join("\n".join(rows) for rows in (*(table(done, task) for task in TASKS), weights(done))))
     else:
         study.train_all(lambda: left(path), options.out, lambda run: perform(run, path))
     return 0

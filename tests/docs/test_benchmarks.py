@@ -102,16 +102,18 @@ def test_a_run_of_long_answers_is_written_once_and_each_arm_gets_a_row(benchmark
     monkeypatch.setattr(long, "RESULTS", tmp_path / "results.jsonl")
     task = long.study.Task(long.prompts, 3, 2, long.KEYS, every=1, accuracy_every=2)
     monkeypatch.setattr(long, "TASKS", {"12": task})
-    monkeypatch.setattr(long, "QUEUE", [long.Run("12", arm, 3e-4, seed) for seed in long.SEEDS for arm in long.ARMS])
+    monkeypatch.setattr(
+        long, "QUEUE", [long.Run("12", arm, 3e-4, seed) for seed in long.SEEDS for arm in long.PLANNED]
+    )
     assert long.main(["--out", str(tmp_path)]) == 0
     path = tmp_path / "long_answers.jsonl"
-    assert {run.arm for run in long.finished(path)} == set(long.ARMS)
+    assert {run.arm for run in long.finished(path)} == set(long.PLANNED)
     assert long.main(["--collect", "--out", str(tmp_path)]) == 0
     path.unlink()
     assert long.main(["--out", str(tmp_path)]) == long.main(["--table", "--out", str(tmp_path)]) == 0
     assert not path.exists()
     printed = capsys.readouterr().out
-    assert all(f"| {arm} | – | 0.0" in printed for arm in long.ARMS)
+    assert all(f"| {arm} | – | 0.0" in printed for arm in long.PLANNED)
 
 
 def test_the_taught_form_is_an_answer_whose_code_alone_counts(benchmark):
