@@ -80,10 +80,12 @@ PREFIXES = {
 """Those of trl-replay-papers."""
 ARMS = {**PLANNED, **PREFIXES}
 SEEDS, RATES, LONG = (0, 1, 2), (3e-4, 1e-3, 1e-4), ("128", "64")
-CONTROLS, OTHERS = ("stock", "stock, 2 updates, KL"), ("truncated", "ratio")
+FIRST, OTHERS = ("stock", "stock, 2 updates, KL", "topr", "topr(level='token')"), ("truncated", "ratio")
 ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
-    (("12", *LONG), (*CONTROLS, "topr", "topr(level='token')"), RATES[:2]),
+    (("12", "128"), FIRST, RATES[:2]),
+    (("64",), FIRST, RATES[1:2]),
     (("12",), PLANNED, RATES),
+    (("64",), FIRST, RATES[:1]),
     (LONG, OTHERS, RATES[:2]),
     (LONG, PLANNED, RATES[2:]),
     (LONG, PLANNED, RATES),
