@@ -154,12 +154,13 @@ class Tap:
             )
         return False
 
-    def loss(self, whole: Callable[[Any], torch.Tensor], inputs: Any) -> torch.Tensor:
+    def loss(self, whole: Callable[[Any], torch.Tensor], inputs: Any, has_overrides: bool = False) -> torch.Tensor:
         """Run the trainer's training loss with the tap open.
 
         Args:
             whole (`Callable`): The loss, overrides included, which calls `part`.
             inputs (`Mapping`): A micro-batch.
+            has_overrides (`bool`): Whether some may stand around it that are a user's.
 
         Raises:
             SeamError: No part of the loss asked for log-probs and then read what the tap writes.
@@ -170,7 +171,7 @@ class Tap:
         self._given = Given(on_device, rows, inputs[COMPLETIONS])
         inputs[ROWS] = on_device
         watched = inputs
-        if OLD_LOGPS not in inputs and bool((rows[:, 0] < 0).any()):
+        if has_overrides and OLD_LOGPS not in inputs and bool((rows[:, 0] < 0).any()):
             watched = ReadNotes(inputs)
         try:
             loss = whole(watched)

@@ -200,7 +200,7 @@ def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any,
         )
     with session.step.tap.classes.inserted(trainer):
         whole = getattr(type(trainer), compat.LOSS).__get__(trainer)
-        return session.step.tap.loss(lambda batch: whole(model, batch), inputs)
+        return session.step.tap.loss(lambda batch: whole(model, batch), inputs, has_overrides=True)
 
 
 def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
