@@ -90,7 +90,6 @@ ALSO = {
         "trainer/test_replay_iterations.py",
     ),
     "extras/files/rollouts.py": ("trainer/test_offline_rollouts.py",),
-    "trainer/seam.py": ("trainer/test_attachment.py", "trainer/test_completions_table.py"),
 }
 """Test files with other names."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -50,7 +49,6 @@ IN_DOUBT = ("replay/lowest_fraction", "replay/highest_fraction")
 """Metrics that the log has while it is not known what passes."""
 MATTERS = {"replay/uses_mean": 100.0}
 """Values from which on a metric is logged whatever the settings are."""
-REPLACED = "replay/replaced"
 """Our column in TRL's table of completions, which is filled when the whole batch is known. TRL keeps the last rows in
 deques, one a column, and fails to log where one of them is shorter than the others."""
 
@@ -100,7 +98,7 @@ class Reporting:
         components, so_far = self._components, self._totals.of_all_ranks
         config = components.settings.config
         size = components.num_generations
-        rollouts = so_far["generated"] * size + so_far["paused_rows"]
+        rollouts = so_far["generated"] * size
         self._totals.metrics = {}
         self.record(metrics(total, size, components.success.least is not None))
         self.record({"replay/rollouts": rollouts, **further})
@@ -165,31 +163,6 @@ class Reporting:
         if not doubt and components.success.is_graded:
             doubt = f"{components.success.doubt()}; set {components.success.remedy}"
         return "\n".join(filter(None, [*lines, doubt, *alarms.values(), change]))
-
-
-def add_column(trainer: Any) -> None:
-    """Add the column: rows that were logged before were trained on themselves."""
-    columns = compat.completions_table(trainer)
-    logged = columns["prompt"]
-    unmarked = [False] * len(logged)
-    columns["extra"][REPLACED] = deque(unmarked, maxlen=logged.maxlen)
-
-
-def mark_replaced(trainer: Any, replaced: Sequence[bool]) -> None:
-    """Add a value for each row that the trainer has just logged, those of all processes, in its order.
-
-    Of a scoring that was interrupted it may not be known what was logged: the column has as many rows as the others.
-    """
-    columns = compat.completions_table(trainer)
-    column = columns["extra"][REPLACED]
-    rows = len(columns["prompt"])
-    column.extend(replaced)
-    column.extend([False] * (rows - len(column)))
-
-
-def take_column(trainer: Any) -> None:
-    """Take the column away again."""
-    compat.completions_table(trainer)["extra"].pop(REPLACED, None)
 
 
 def logged_of(values: Mapping[str, float], config: ReplayConfig, judged: bool) -> dict[str, float]:

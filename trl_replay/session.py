@@ -16,13 +16,12 @@ from .built_in import BUILT_IN, ask_built_in
 from .data.prompt_table import PromptTable
 from .data.types import Entry
 from .distributed.agreement import roll_call_of
-from .distributed.row_layout import DETACHED, PAUSED, RUNS
 from .errors import ReplayError
 from .loss.bounds import Means, Noise, fetch_sums
 from .loss.micro_batch import ROWS
 from .loss.stats import MaskWatch
 from .protocols import SessionFiles
-from .reporting import Reporting, add_column, take_column
+from .reporting import Reporting
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
 from .step.fresh_batch import StepCarry
@@ -43,7 +42,6 @@ class Session:
         enabled (`bool`): False with `use_replay=False`, and with `replay_buffer_size=0` where nothing works without a
             buffer: then nothing is patched. Generating again, `replay_unfilled` and a plugin that shapes advantages or
             chooses prompts do.
-        paused (`bool`): Between `pause()` and `resume()`.
         detached (`bool`): After `detach`: buffer, metrics and `explain()` can still be read.
         components ([`Components`]): What the session is made of.
         step ([`Step`]): What is done with each batch that the trainer scored.
@@ -53,7 +51,6 @@ class Session:
         self._trainer = weakref.ref(trainer)
         self.components = components
         self.enabled = settings.acts
-        self.paused = False
         self.detached = False
         self.buffer = components.buffer
         self.totals = components.buffer.totals
@@ -65,7 +62,6 @@ class Session:
             components,
             self.reporting,
             self.roll_call,
-            mode=lambda: self._mode,
             read_again=lambda: self.files.warm_start(again=True),
         )
         self.seam = components.layout.seam(trainer, self.iterates) if self.enabled else []
@@ -152,22 +148,6 @@ class Session:
         if self.step.carry.pending is not None:
             self.step.carry.pending = replace(self.step.carry.pending, candidates=[])
 
-    def pause(self) -> None:
-        """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
-        self.paused = True
-        self.step.handshake.awaited = False  # the updates to come need not go through the seam
-
-    def resume(self) -> None:
-        """Take back `pause`. Call it on every process."""
-        self.paused = False
-
-    @property
-    def _mode(self) -> int:
-        """`RUNS`, `PAUSED` or `DETACHED`."""
-        if self.detached:
-            return DETACHED
-        return PAUSED if self.paused else RUNS
-
     @property
     def iterates(self) -> bool:
         """Tell whether iterations 2 … `num_iterations` draw groups of their own."""
@@ -199,8 +179,7 @@ class Session:
         return self.step.judge.rewards is not None
 
     def put_on(self, trainer: Any) -> None:
-        """Add what is on the trainer beside the seam's methods: a column in its table of completions."""
-        add_column(trainer)
+        """Put nothing on the trainer beside the seam's methods."""
 
     def take_off(self, trainer: Any) -> None:
         """Take it away again, and replayed rows that are left in the trainer's buffer: without the tap they can't be
@@ -214,7 +193,6 @@ class Session:
         for micro in ours:
             del micro[ROWS]
             micro.update(self.components.layout.in_loss(trainer, micro))
-        take_column(trainer)
 
     def saving(self) -> AbstractContextManager[Any]:
         """Return a context in which a checkpoint is written; it does nothing here."""
@@ -295,7 +273,6 @@ class Session:
         """Return what a checkpoint keeps of the session, buffer apart; see [`Step.state_dict`]."""
         return {
             **self.step.state_dict(),
-            "paused": self.paused,
             "metrics": self.metrics,
             "settings": self.config.to_dict(),
             "totals": self.totals.state_dict(),
@@ -304,7 +281,6 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any], of_ranks: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Take what `state_dict` gave; see [`Step.load_state_dict`]."""
         self.step.load_state_dict(state, of_ranks)
-        self.paused = self.paused or state["paused"]
         self.totals.metrics = dict(state["metrics"])
 
     def forget_pending(self) -> None:

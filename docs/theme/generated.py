@@ -159,7 +159,7 @@ def _presets() -> Iterator[Preset]:
     """The built-in presets, and those of the methods' plugins."""
     yield from Builtin().trl_replay_presets()
     for file in sorted(ROOT.glob("plugins/*/pyproject.toml")):
-        points = tomllib.loads(file.read_text())["project"]["entry-points"]["trl_replay"]
+        points = tomllib.loads(file.read_text())["project"]["entry-points"].get("trl_replay", {})
         for name in points.keys() & set(METHODS):
             plugin = importlib.metadata.EntryPoint(name, points[name], "trl_replay").load()
             yield from plugin.trl_replay_presets()

@@ -27,7 +27,7 @@ from resuming import (
 )
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
-from support import DEAD, HALF, LIVE, At, Rewards
+from support import DEAD, HALF, LIVE, Rewards
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -84,20 +84,6 @@ def test_in_the_middle_of_a_cycle_everything_comes_back_as_it_was_saved(tmp_path
     _, session = train(tmp_path, resume=last(tmp_path), max_steps=9, save_steps=20, replay_scope=scope, **layout)
     assert session.update == 9
     assert session.totals.batches > saved["totals"][0]
-
-
-def test_119_a_run_that_was_saved_while_paused_is_paused_when_it_resumes(tmp_path):
-    def run(resume=None):
-        trainer = build(tmp_path)
-        session = trl_replay.attach(trainer, replay_start=None)
-        trainer.add_callback(At(6, session.pause))
-        trainer.train(resume_from_checkpoint=resume)
-        assert session.paused
-        return everything(trainer, session)
-
-    whole = run()
-    assert whole["totals"][1]["replaced"] > 0
-    assert not differences(whole, run(str(tmp_path / "checkpoint-6")))
 
 
 def test_groups_that_are_tasks_of_their_own_resume_bit_identically(tmp_path, monkeypatch):

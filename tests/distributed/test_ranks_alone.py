@@ -15,8 +15,7 @@ SEAM = [
 SOON = 5.5
 """Seconds: the cases in which a rank waits in vain are at least that long."""
 
-SAVED = "detach and save on both"
-IN_VAIN = (("attach on one",), ("add on one",), ("save on one",), (SAVED, "resume from a checkpoint on one"))
+IN_VAIN = (("attach on one",), ("add on one",), ("save on one",), ("save on both", "resume from a checkpoint on one"))
 """The last of these resumes from what another saved."""
 
 
@@ -26,17 +25,12 @@ def of(tmp_path_factory):
     return side_by_side("alone", tmp_path_factory.mktemp("alone"), 2, *IN_VAIN)
 
 
-PAUSED, DETACHED = (f"It runs on rank 1 and is {verb} on rank 0" for verb in ("paused", "detached"))
 OTHERS = "give its rows different advantages"
 TOLD = {
-    **{f"pause on one, {scope}": ("SeamError", PAUSED) for scope in SCOPES},
-    **{f"detach on one, {scope}": ("SeamError", DETACHED) for scope in SCOPES},
     **{f"clear on one, {scope}": ("SeamError", "decided differently") for scope in SCOPES[1:]},
     "a plan edited on one": ("SeamError", "decided differently"),
     **dict.fromkeys(("scaling, gathered", "planning, gathered"), ("SeamError", OTHERS)),
-    "resume on one": ("SeamError", PAUSED),
-    "detach on one in an iteration": ("SeamError", DETACHED),
-    "detach on one in the last update": ("SeamError", "is detached on rank 0"),
+    "detach on both": ("AttachError", "detach between trainings"),
     "add other rows": ("ReplayError", "The processes read different groups"),
     "add fails on one": ("ReplayError", "rank 1: OutOfMemoryError: no memory on this rank"),
 }
@@ -57,15 +51,6 @@ def test_164_advantages_may_differ_in_their_last_bits_and_where_no_buffer_is_sha
         assert rank["type"] == "", rank["text"]
 
 
-def test_126_detach_while_scoring_on_one_rank_is_told_to_all_in_the_same_batch(of):
-    for rank in of("detach on one while scoring"):
-        assert rank["type"] == "SeamError", rank["text"]
-        assert DETACHED in rank["text"]
-    for rank in of("detach on both while scoring"):
-        assert rank["type"] == "", rank["text"]
-        assert rank["seam"] == []
-
-
 @pytest.mark.parametrize("iterations", ["same", "replay"])
 def test_77_a_batch_that_one_rank_cannot_compose_is_told_to_all_before_the_next_collective(of, iterations):
     waiting, failing = of(f"composing fails on one, {iterations}")
@@ -83,34 +68,6 @@ def test_131_a_batch_key_that_nobody_knows_is_told_to_all(of):
     for rank in of("a batch key on one"):
         assert rank["ours"], rank["text"]
         assert "found_by_a_tool" in rank["text"]
-
-
-def test_43_pause_and_resume_on_both_train_on(of):
-    paused, resumed = (of(f"{verb} on both") for verb in ("pause", "resume"))
-    for before, after in zip(paused, resumed, strict=True):
-        assert before["type"] == after["type"] == "", "nothing is raised"
-        assert 0 < before["replaced"] < 4, "nothing is replayed from the pause on"
-        assert after["replaced"] > 0
-
-
-@pytest.mark.parametrize("case", ["detach on both", "detach on both in a generation cycle", SAVED])
-def test_43_detach_on_both_trains_on_and_leaves_nothing(of, case):
-    for rank in of(case):
-        assert rank["type"] == "", rank["text"]
-        assert rank["seam"] == [], "the trainer's methods are its class's"
-    assert sum(rank["replaced"] for rank in of(case)) > 0
-
-
-def test_43_a_checkpoint_after_detach_holds_no_buffer(of):
-    for rank in of(SAVED):
-        assert "trl_replay" not in rank["saved"]
-
-
-def test_43_a_session_that_is_attached_anew_in_the_midst_of_training_goes_on(of):
-    for rank in of("detach and attach again on both"):
-        assert rank["type"] == "", rank["text"]
-        assert rank["seam"] == SEAM
-        assert rank["replaced"] > 0
 
 
 def test_43_clear_on_one_rank_empties_a_buffer_of_its_own(of):

@@ -119,13 +119,12 @@ def test_17_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_wa
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_16_every_rank_counts_the_tokens_and_marks_the_rows_of_the_final_batch(launches, world, scope, layout):
+def test_16_every_rank_counts_the_tokens_of_the_final_batch(launches, world, scope, layout):
     ranks = launches(world, f"{scope} {layout}")
     check_batches_of_all(ranks)
     last = everywhere(ranks, STEPS - 1, "replayed")
     for rank in ranks:
         assert set(rank["logged"].values()) == {len(last)}, "every column of the logged table has every row"
-        assert rank["logged marks"] == last, "of the last generation batch"
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)

@@ -59,7 +59,6 @@ class Idle(NamedTuple):
     rewards: Sequence[Any] = SCRIPT
     stores: bool = True
     records: bool = False
-    paused: bool = False
 
 
 STORED_ONLY = {"replay_max_fraction": 0.0}
@@ -81,7 +80,6 @@ OTHERS = {
     "nothing stored yet": Idle({}, {}, [ALL_DEAD], stores=False),
     "no room": Idle({}, {"replay_buffer_size": 0}, stores=False),
     "switched off": Idle({}, {"use_replay": False}, stores=False),
-    "paused": Idle({}, {}, stores=False, paused=True),
     "a mixer that takes nothing, and TRL's own advantages": Idle({}, WHOLE, records=True),
     "the same beside stock's log-probs": Idle({"num_iterations": 2}, WHOLE),
     "TRL's own advantages and prompts": Idle(
@@ -137,8 +135,6 @@ class Stock:
             training["model"] = AutoModelForCausalLM.from_pretrained(self.model)
         trainer = make_trainer(folder, Rewards(*case.rewards), **{**case.training, **training})
         session = None if replay is None else trl_replay.attach(trainer, **replay)
-        if session is not None and case.paused:
-            session.pause()
         counted = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
         trainer.train()
         log = [

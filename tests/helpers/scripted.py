@@ -114,13 +114,12 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         trainer.add_callback(gradients)
     session = trl_replay.attach(trainer, **replay)
     steps = record(session)
-    hashes, owners, marked = [], [], []
+    hashes, owners = [], []
     leave_owners = replay.get("replay_scope") != "gathered"
     step, fetch, drawn, loaded = session.step.take, session.scope.fetch, [], []
 
     def watched(*batch):
         out = step(*batch)
-        marked.append(session.step.replaced)
         hashes.append(table_hash(session.buffer.table, leave_owners))
         owners.append(np.bincount(session.buffer.table.owner, minlength=trainer.accelerator.num_processes).tolist())
         return out
@@ -154,9 +153,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
             }
             for before, after in steps
         ],
-        "marked": marked,
         "logged": {name: len(column) for name, column in columns(trainer).items()},
-        "logged marks": list(trainer._logs["extra"]["replay/replaced"]),
         "hashes": hashes,
         "loaded rows": loaded,
         "values": session.components.success.values,

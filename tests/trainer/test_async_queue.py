@@ -446,34 +446,6 @@ def test_93_a_dead_group_that_never_completes_holds_nothing_up(queued):
     assert run.worker.next < 40
 
 
-def test_94_a_group_that_a_pause_cuts_passes_undecided(queued):
-    """What passed undecided goes on to pass: a part of a group is neither judged nor stored."""
-    run = queued(nothing)
-    run.worker.waiting += samples_of(0, LIVE)
-    run.session.pause()
-    run.get(1)
-    run.session.resume()
-    run.get(3)
-    run.ends()
-    assert [sample.group_id for sample in run.given] == [0] * 4
-    assert (len(run.session.buffer), run.queue.dropped) == (0, 0)
-
-
-def test_123_a_group_that_is_open_when_a_pause_begins_is_neither_judged_nor_dropped(queued):
-    run, samples = queued(nothing), samples_of(0, DEAD)
-    run.worker.waiting += samples[:2]
-    for _ in range(2):
-        run.queue._receive(0.0)
-    run.session.pause()
-    run.get(2)
-    run.ends()
-    run.worker.waiting += samples[2:]
-    run.get(2)
-    assert [id(sample) for sample in run.given] == [id(sample) for sample in samples]
-    assert run.queue.dropped == run.counters["dead"] == 0
-    assert 0 not in asynchronous.trained_groups(run.trainer)
-
-
 def test_123_samples_that_an_interrupted_run_had_fetched_are_forgotten_when_training_begins_again(queued):
     run, waiting, left = queued(all_live), [], []
 
@@ -590,14 +562,10 @@ def test_per_weighs_advantages_by_the_chance_of_being_drawn(queued):
     assert min(shares) < 0.999
 
 
-@pytest.mark.parametrize("detaches", [False, True], ids=["paused", "detached"])
-def test_a_paused_session_lets_all_pass_and_detach_gives_the_queue_back(queued, stock, detaches):
+def test_detach_gives_the_queue_back(queued, stock):
     run = queued()
-    if detaches:
-        trl_replay.detach(run.trainer)
-        assert run.trainer.rollout_queue is run.worker
-    else:
-        run.session.pause()
+    trl_replay.detach(run.trainer)
+    assert run.trainer.rollout_queue is run.worker
     seen = watch(run.trainer)
     run.train()
     assert same(stock(every_second_dead), seen)

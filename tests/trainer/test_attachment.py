@@ -419,21 +419,16 @@ def detaching(hook, trainers):
     return type("Detaching", (), {f"trl_replay_{hook}": hookimpl(wrapper=True)(act)})()
 
 
-@pytest.mark.parametrize("hook", ["select", "sample", "rank", "metrics"])
-def test_52_detach_inside_a_hook_trains_on_the_trainers_own_batch(tmp_path, plug, hook):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, max_steps=4)
+@pytest.mark.parametrize("hook", ["select", "metrics"])
+def test_52_detach_inside_a_hook_is_refused(tmp_path, plug, hook):
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
     plugin = plug(detaching(hook, [trainer]))
     trl_replay.attach(trainer, replay_plugins=plugin, replay_start=0, replay_buffer_size=1, replay_record="loss")
-    trainer.train()
-    assert "_compute_loss" not in trainer.__dict__, "it was detached"
-    for loss in trainer.losses[2:]:
-        assert ROWS not in loss["inputs"]
-    scored, trained = trainer.scored[2], trainer.losses[2]["inputs"]
-    assert sorted(scored["advantages"].tolist()) == sorted(trained["advantages"].tolist()), "no row was exchanged"
-    assert not any(trainer._logs["extra"]["replay/replaced"]), "nor is one marked in the table of completions"
+    with pytest.raises(trl_replay.ReplayError, match="detach between trainings"):
+        trainer.train()
 
 
-def test_52_detach_inside_a_reward_function_ends_in_peace(tmp_path):
+def test_52_detach_inside_a_reward_function_is_refused(tmp_path):
     scripted = Rewards(*SCRIPT)
 
     def rewards(completions, **kwargs):
@@ -443,8 +438,8 @@ def test_52_detach_inside_a_reward_function_ends_in_peace(tmp_path):
 
     trainer = make_trainer(tmp_path, rewards, max_steps=4)
     trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert trainer.state.global_step == 4
+    with pytest.raises(trl_replay.AttachError, match="detach between trainings"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("settings", [{"replay_buffer_size": 0}, {"use_replay": False}])

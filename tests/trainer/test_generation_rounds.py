@@ -15,7 +15,6 @@ from scenarios import GENERATED_AGAIN, follow, train
 from support import LIVE, Rewards, Spy, record, shaping
 
 import trl_replay
-from trl_replay import Session
 from trl_replay.testing import make_trainer
 
 FIRST, *OTHERS = GENERATED_AGAIN
@@ -54,12 +53,8 @@ def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_w
 # what is left alone
 
 
-@pytest.mark.parametrize(
-    "how",
-    [{"replay_dry_run": True}, {"use_replay": False}, {"at": {0: Session.pause}}],
-    ids=["dry run", "off", "paused"],
-)
-def test_nothing_is_generated_again_in_a_dry_run_or_pause(tmp_path, how):
+@pytest.mark.parametrize("how", [{"replay_dry_run": True}, {"use_replay": False}], ids=["dry run", "off"])
+def test_nothing_is_generated_again_in_a_dry_run_or_with_replay_off(tmp_path, how):
     coins = Coins(0.0)
     rounds(tmp_path, rewards=coins, **how)
     assert [len(call) for call in coins.calls] == [3] * 4
@@ -221,14 +216,6 @@ def test_each_round_is_logged_as_trl_does(tmp_path):
     assert list(columns["completion"]) == list(columns["extra"]["said"]) == texts[-12:]
 
 
-def test_rows_of_further_rounds_are_not_marked_as_replaced(tmp_path):
-    """Four of them push out four of the batch's in the table of completions."""
-    dead = DEAD[0]
-    run = one_round(tmp_path, ONE_LIVE, [dead, dead], [LIVE, LIVE, dead], [dead])
-    marks = run.trainer._logs["extra"]["replay/replaced"]
-    assert list(marks) == [False] * SIZE + [True] * SIZE + [False] * SIZE
-
-
 @pytest.mark.parametrize("round_number", [0, 2])
 def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_can_train(tmp_path, round_number):
     coins = Coins(0.0)
@@ -248,7 +235,6 @@ def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_
     columns = trainer._logs
     lengths = {len(columns[name]) for name in ("prompt", "completion", "advantages")}
     assert lengths == {12}
-    assert len(columns["extra"]["replay/replaced"]) == 12
     trainer.train()
     assert trainer.state.global_step == 3
     assert session.totals.batches == 1 + 3
@@ -295,22 +281,3 @@ def test_60_batches_may_have_another_size_in_the_next_training(tmp_path, rows):
     trainer.train()
     assert [len(trained["advantages"]) for _, trained in steps] == [rows] * 3
     assert session.totals.counters["refilled"] > refilled
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_127_detach_inside_a_reward_function_of_a_further_round_ends_in_peace(tmp_path, at):
-    calls = 0
-
-    def rewards(completions, **_):
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            trl_replay.detach(trainer)
-        return [0.0] * len(completions)
-
-    trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=3)
-    rounds(trainer)
-    assert trainer.state.global_step == 3
-    assert "_compute_loss" not in trainer.__dict__
-    assert "replay/replaced" not in trainer._logs["extra"]
-    assert calls == (1 if at == 1 else 3) + 2

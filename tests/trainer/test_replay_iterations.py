@@ -8,7 +8,7 @@ from replaying import ITERATED as SCRIPT
 from replaying import ITERATING as REPLAY
 from replaying import Checked, build, check_losses, watched
 from scenarios import ENTROPY, FURTHER, KL, OF_REFERENCE, REFERRED, RIGHT, follow, train
-from support import DEAD, HALF, LIVE, Act, Rewards, Spy
+from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
@@ -91,27 +91,6 @@ def test_81_where_all_wrong_groups_stay_fresh_explain_says_so(tmp_path):
     assert "the selector chose none" not in told
 
 
-def test_82_a_pause_leaves_the_counts_of_rollouts_and_updates_right(tmp_path):
-    pause = {4: lambda session: session.pause(), 16: lambda session: session.resume()}
-    run = train(tmp_path, [LIVE, HALF, DEAD], at=pause, num_iterations=2, max_steps=20, **REPLAY)
-    assert run.logged("replay/rollouts")[-1] == 10 * 12
-    assert run.logged("replay/replay_ratio")[-1] == 2.0
-    trl_replay.detach(run.trainer)
-    assert run.session.step.template is None, "no batch is kept"
-
-
-def test_a_composed_batch_that_is_trained_on_again_in_a_pause_has_its_correction(tmp_path):
-    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=6, learning_rate=2e-2)
-    trainer.gradients, trainer.correction = True, "ratio"
-    session = trl_replay.attach(trainer, **REPLAY)
-    watch = watched(trainer, session)
-    trainer.add_callback(Act({5: session.pause}))  # after the second iteration of a batch, on groups drawn anew
-    trainer.train()
-    check_losses(trainer)
-    assert len(watch.steps) > 1
-    assert trainer.compared[5][2] > 0, "the third iteration trains on the replayed rows of the first"
-
-
 def batches_drawn(session):
     """From now on, the batch of each further iteration."""
     drawn = []
@@ -164,15 +143,14 @@ def test_resumed_in_the_midst_of_iterations_trains_on(tmp_path):
 
 
 @pytest.mark.parametrize("at", [4, 5, 6])
-@pytest.mark.parametrize("detaches", [False, True])
-def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(tmp_path, detaches, at):
+def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(tmp_path, at):
     def end(session):
-        trl_replay.detach(session.trainer) if detaches else session.pause()
+        trl_replay.detach(session.trainer)
 
     run = train(tmp_path, *SCRIPT, at={at: end}, num_iterations=3, max_steps=12, **REPLAY)
     assert run.trainer.state.global_step == 12
     assert run.counters["iterated"] > 0
-    assert ("_prepare_inputs" in run.trainer.__dict__) != detaches
+    assert "_prepare_inputs" not in run.trainer.__dict__
 
 
 def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path):

@@ -1,9 +1,9 @@
-"""A session in the user's hands: pause, resume, clear, and what it tells."""
+"""A session in the user's hands: clear, and what it tells."""
 
 import pytest
 import torch
 from scenarios import train
-from support import DEAD, HALF, LIVE, Rewards, record
+from support import DEAD, HALF, LIVE, Rewards
 from transformers import TrainerCallback
 
 import trl_replay
@@ -39,22 +39,6 @@ def test_a_loop_of_ones_own_is_told_that_replay_has_seen_no_update(tmp_path):
     assert go(3, hears=True).totals.counters["replaced"] > 0
 
 
-def test_a_paused_session_replays_and_stores_nothing_until_it_resumes(tmp_path):
-    """That no weight differs from stock's is in test_idle.py."""
-    run = train(tmp_path, *SCRIPT, max_steps=2)
-    session = run.session
-    stored, replaced = len(run.table), run.counters["replaced"]
-    session.pause()
-    steps = record(session)
-    run.trainer.train()
-    assert steps == []
-    assert len(run.table) == stored
-    assert "2 x replay was paused" in session.explain()
-    session.resume()
-    run.trainer.train()
-    assert run.counters["replaced"] > replaced
-
-
 def test_clear_empties_the_buffer_and_training_fills_it_again(trainer):
     session = trl_replay.attach(trainer)
     trainer.train()
@@ -76,9 +60,9 @@ def test_the_summary_says_why_nothing_was_replayed(tmp_path):
     assert "x the buffer was empty: no live group has been stored yet" in told
 
 
-def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_path, monkeypatch):
+def test_an_error_before_the_first_loss_leaves_no_false_alarm(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT, [DEAD, DEAD, LIVE]), max_steps=2)
-    session = trl_replay.attach(trainer)
+    trl_replay.attach(trainer)
 
     def failing(self, *args):
         raise RuntimeError("out of memory")
@@ -87,9 +71,6 @@ def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_pat
         patch.setattr(type(trainer), "_compute_loss", failing)
         with pytest.raises(RuntimeError, match="out of memory"):
             trainer.train()
-    session.pause()
-    trainer.train()
-    session.resume()
     trainer.train()
 
 
@@ -140,9 +121,6 @@ def test_before_the_first_batch_explain_tells_why(tmp_path):
     told = session.explain()
     assert "was trainer.train() called?" in told
     assert "1 x a group was refused: it has fewer rows" in told
-    session.pause()
-    trainer.train()
-    assert "no generation batches since attach but 2, while paused" in session.explain()
 
 
 def test_without_a_buffer_groups_that_are_left_out_count_as_none_that_were_trained_on(tmp_path):

@@ -284,11 +284,6 @@ class Totals:
         self.reasons: Counter[str] = Counter()
         self.of_all_ranks: Counter[str] = Counter()
 
-    def pause(self, rows: int) -> None:
-        """Count a generation batch, with its number of rows on all ranks, that was skipped while paused."""
-        self.reasons["replay was paused"] += 1
-        self.of_all_ranks.update({"paused_batches": 1, "paused_rows": rows})
-
     def add(self, tally: Tally, batches: int = 1, of_all_ranks: Mapping[str, float] | None = None) -> None:
         """Add the counters of `batches` generation batches.
 
@@ -347,9 +342,8 @@ class Totals:
             used (`str`): How often the entries were used, in words.
         """
         if not self.batches:
-            paused = f" but {self.of_all_ranks['paused_batches']:.0f}, while paused"
-            cause = paused if self.of_all_ranks["paused_batches"] else " (was trainer.train() called?)"
-            return "\n".join([f"replay: no {self.unit} since attach{cause}", *self._told_reasons()])
+            why = "(was trainer.train() called?)"
+            return "\n".join([f"replay: no {self.unit} since attach {why}", *self._told_reasons()])
         who = "replay" if ranks == 1 else f"replay on rank {rank} of {ranks}"
         lines = [
             f"{who}: {self.batches} {self.unit}, {_replaced(self.counters, dry_run)}",

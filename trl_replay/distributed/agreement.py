@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import compat
 from ..data.counters import COUNTERS
-from ..data.types import Bools, Floats
+from ..data.types import Floats
 from ..errors import ConfigurationError, ReplayError, SeamError
 from ..protocols import Agreement
 from ..setup.settings import Settings
@@ -67,11 +67,6 @@ def join_errors(errors: Sequence[str]) -> str:
     return "; ".join(named)
 
 
-MODES = ("runs", "is paused", "is detached")
-"""States of replay on a process, in words, by mode."""
-WORD = 48
-"""Bits that travel in one float64, which holds whole numbers of up to 53 bits."""
-POWERS = 2 ** np.arange(WORD)
 ROUNDING = 1e-6
 """Of the sum of a batch's advantages, the share by which machines may differ."""
 
@@ -104,55 +99,16 @@ class Message:
 
 
 @cache
-def decision_message(rows: int) -> Message:
-    """Define the message of a process with so many rows: counters, the leader of its buffer, a hash of its decisions,
-    sums of its advantages, and its filled rows."""
-    words = -(-rows // WORD)
-    return Message(counters=(len(COUNTERS),), leader=(), decided=(), advantages=(2,), filled=(words,))
-
-
-def packed_bits(mask: Bools) -> Floats:
-    """Pack a mask, `(rows,)`, into numbers of `WORD` bits."""
-    words = -(-len(mask) // WORD)
-    bits = np.zeros(words * WORD, np.int64)
-    bits[: len(mask)] = mask
-    return np.asarray(bits.reshape(words, WORD) @ POWERS, np.float64)
-
-
-def unpacked_bits(words: Floats, rows: int) -> list[bool]:
-    """Unpack the masks of all processes, concatenated.
-
-    Args:
-        words (`(ranks, numbers)`): Of each, [`packed_bits`].
-        rows (`int`): Of each.
-    """
-    bits = words.astype(np.int64)[:, :, None] // POWERS % 2
-    by_rank = bits.reshape(len(words), -1)[:, :rows]
-    mask: list[bool] = by_rank.ravel().astype(bool).tolist()
-    return mask
+def decision_message() -> Message:
+    """Define the message of a process: counters, the leader of its buffer, a hash of its decisions, and sums of its
+    advantages."""
+    return Message(counters=(len(COUNTERS),), leader=(), decided=(), advantages=(2,))
 
 
 def reason_of_failure(agreement: Agreement) -> str:
     """Describe what failed on which process; empty if nothing did."""
     failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
     return "; ".join(failures)
-
-
-def reason_of_modes(told: Floats) -> str:
-    """Describe what replay does on each process; empty if it does the same on all.
-
-    Args:
-        told (`(ranks,)`): The mode of each.
-    """
-    modes = told.astype(int).tolist()
-    if len(set(modes)) == 1:
-        return ""
-    parts = []
-    for mode, words in enumerate(MODES):
-        ranks = [str(rank) for rank, found in enumerate(modes) if found == mode]
-        if ranks:
-            parts.append(f"{words} on rank {', '.join(ranks)}")
-    return f"It {' and '.join(parts)}: pause, resume and detach on all processes, after the same update."
 
 
 def reason_of_decisions(leaders: Floats, decided: Floats, advantages: Floats) -> str:
@@ -169,7 +125,7 @@ def reason_of_decisions(leaders: Floats, decided: Floats, advantages: Floats) ->
     if differing.shape[1] > len(np.unique(leaders)):
         return (
             "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw "
-            "from context.rng only; clear and pause a session on all ranks."
+            "from context.rng only; clear a session on all ranks."
         )
     sums, sizes = advantages.T
     _, places, group = np.unique(leaders, return_index=True, return_inverse=True)

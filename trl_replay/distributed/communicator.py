@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from ..batch.candidates import PendingGroups
 from ..batch.compose import check, join, take_rows
 from ..batch.group_view import TOLD_ITEMS, blank, describe, with_environments
@@ -19,16 +17,8 @@ from ..protocols import Agreement, Columns
 from ..serialization.groups import pack, unpack
 from ..setup.settings import Components
 from ..strategies.scopes import UnreadableError
-from .agreement import (
-    Message,
-    decision_message,
-    packed_bits,
-    reason_of_decisions,
-    reason_of_failure,
-    reason_of_modes,
-    unpacked_bits,
-)
-from .row_layout import MISSING, RUNS, Decision, RowLayout
+from .agreement import Message, decision_message, reason_of_decisions, reason_of_failure
+from .row_layout import MISSING, Decision, RowLayout
 
 Made = TypeVar("Made")
 Decided = TypeVar("Decided", bound=Decision)
@@ -42,12 +32,10 @@ class Agreed(Generic[Decided]):
     Attributes:
         decision ([`Decision`]): This process's.
         total (`dict[str, float]`): Its counters, summed over all ranks.
-        replaced (`list[bool]`): Of all processes' rows, in their order, whether replay takes them.
     """
 
     decision: Decided
     total: dict[str, float]
-    replaced: list[bool]
 
 
 class Communicator:
@@ -144,11 +132,9 @@ class Communicator:
         prompt = task_of_group(shared["prompt"], shared["row"], size, update, self.shares)
         return RowLayout({**shared, "prompt": prompt}, local, size)
 
-    def agree(
-        self, rows: RowLayout, decide: Callable[[], Decided], due: Sequence[int] = (), mode: int = RUNS
-    ) -> Agreed[Decided]:
-        """Decide, and check that all processes did: counters are summed; an error on any, different decisions or
-        different modes raise on all.
+    def agree(self, rows: RowLayout, decide: Callable[[], Decided], due: Sequence[int] = ()) -> Agreed[Decided]:
+        """Decide, and check that all processes did: counters are summed; an error on any, or different
+        decisions, raise on all.
 
         Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
 
@@ -157,16 +143,15 @@ class Communicator:
             decide (`Callable`): What is decided here; without communication.
             due (`Sequence[int]`): Serials of groups that may be admitted. If not all go on, these are taken back,
                 since their payload will not come.
-            mode (`int`): What replay does here: `RUNS`, `PAUSED` or `DETACHED`.
         """
-        message = decision_message(rows.count)
+        message = decision_message()
 
         def decided() -> tuple[Decided, Floats]:
             decision = decide()
             return decision, self._packed(message, rows, decision)
 
         try:
-            decision, vectors = self.tell(decided, message.pack(), mode)
+            decision, vectors = self.tell(decided, message.pack())
             told = message.unpack(vectors)
             reason = reason_of_decisions(told["leader"], told["decided"], told["advantages"])
             if reason:
@@ -176,7 +161,7 @@ class Communicator:
             raise
         total = told["counters"].sum(axis=0)
         totals = dict(zip(COUNTERS, total.tolist(), strict=True))
-        return Agreed(decision, totals, unpacked_bits(told["filled"], rows.count))
+        return Agreed(decision, totals)
 
     def _packed(self, message: Message, rows: RowLayout, decision: Decision) -> Floats:
         buffer = self._buffer
@@ -190,22 +175,20 @@ class Communicator:
             leader=rows.leader,
             decided=rows.fingerprint(buffer.table, decision),
             advantages=rows.sums_of_advantages(decision.plan),
-            filled=packed_bits(rows.replayed(decision.plan)),
         )
 
-    def tell(self, make: Callable[[], tuple[Made, Floats]], blank: Floats, mode: int = RUNS) -> tuple[Made, Floats]:
+    def tell(self, make: Callable[[], tuple[Made, Floats]], blank: Floats) -> tuple[Made, Floats]:
         """Build a value, and share some numbers about it with the other processes.
 
         Args:
             make (`Callable`): Returns it and a vector of fixed length; must not communicate.
             blank (`(numbers,)`): What is told if that fails.
-            mode (`int`): What replay does here: `RUNS`, `PAUSED` or `DETACHED`.
 
         Returns:
             It, and the numbers of all processes, `(ranks, numbers)`.
 
         Raises:
-            SeamError: Something failed on another process, or replay does not do the same on all. What failed here,
+            SeamError: Something failed on another process, What failed here,
                 now or before, is raised here.
         """
         vector = blank
@@ -214,15 +197,14 @@ class Communicator:
                 made, vector = make()
         error = self._errors.take()
         words = "" if error is None else f"{type(error).__name__}: {error}"
-        agreement: Agreement = self._components.scope.agree(np.append(mode, vector), words)
-        modes = agreement.vectors[:, 0]
-        reason = reason_of_failure(agreement) or reason_of_modes(modes)
+        agreement: Agreement = self._components.scope.agree(vector, words)
+        reason = reason_of_failure(agreement)
         if error is not None:
             error.add_note(STOPS + reason)
             raise error
         if reason:
             raise SeamError(STOPS + reason)
-        return made, agreement.vectors[:, 1:]
+        return made, agreement.vectors
 
     def move(self, rows: RowLayout, decision: Decision) -> dict[int, Group]:
         """Move admitted payload to its owners and drawn payload to its slots; return what arrived here."""

@@ -15,12 +15,9 @@ from ..data.counters import Tally
 from ..data.fields import PIXELS
 from ..data.plan import Plan
 from ..data.table import Table
-from ..data.types import NONE, Bools, Group, Ints, Packed, Placement
+from ..data.types import NONE, Group, Ints, Packed, Placement
 from ..errors import BatchError, SeamError
 from ..protocols import Arrival, Request
-
-RUNS, PAUSED, DETACHED = range(3)
-"""States of replay on a process: all must have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +242,6 @@ class RowLayout:
             ranks = sorted(set(ranks_of_rows[rows].tolist()))
             requests.append(Request(int(serials[entry]), int(owners[entry]), tuple(ranks)))
         return requests
-
-    def replayed(self, plan: Plan) -> Bools:
-        """Mark rows of this process that a stored row takes, `(count,)`."""
-        return self.of_here(plan.stored) if len(plan) else np.zeros(self.count, bool)
 
     def of_here(self, values: NDArray[_Value]) -> NDArray[_Value]:
         """Slice values of all shared rows, `(n, G)`, to this process's rows, `(count,)`."""

@@ -137,15 +137,6 @@ class Rounds:
         finally:
             self.seconds = time.perf_counter() - started if self.done else 0.0
 
-    def skip_batch(self, mode: int) -> None:
-        """Report a batch that replay skips, since the other processes would wait.
-
-        Args:
-            mode (`int`): `PAUSED` or `DETACHED`.
-        """
-        blank = self._reports.blank()
-        self._communicator.tell(lambda: (None, blank), blank, mode)
-
     def _generate(self, state: _BatchState, batch: Batch, rows: RowLayout, score: Score) -> JudgedBatch:
         """Return the batch in which groups of further rounds replace dead ones."""
 

@@ -19,7 +19,7 @@ from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
 from ..distributed.agreement import RollCall
 from ..distributed.communicator import Agreed, Communicator
-from ..distributed.row_layout import DETACHED, PAUSED, RUNS, Decision, RowLayout
+from ..distributed.row_layout import Decision, RowLayout
 from ..errors import ReplayError, SeamError
 from ..generation.judge import Judge, JudgedBatch
 from ..generation.rounds import Rounds, Score
@@ -59,7 +59,6 @@ class Step:
         read_again (`Callable`): Reads the file of `replay_warm_start` once more.
 
     Attributes:
-        mode (`Callable`): Gives the state of replay: `RUNS`, `PAUSED`, or `DETACHED`.
         handshake ([`Handshake`]): Whether the loss was seen to go through the tap.
         supply ([`Supply`]): What replayed rows get in the loss.
         tap ([`Tap`]): Records and supplies log-probs inside the loss.
@@ -69,7 +68,6 @@ class Step:
             (`judge.rewards`) while the batch is scored, before `take`.
         rounds ([`Rounds`], *optional*): Dynamic sampling, and prompts that a plugin chooses. None where neither is
             set.
-        replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
         carry ([`StepCarry`]): What the last generation batch left for the next one.
         template ([`IterationTemplate`], *optional*): The batch on which further iterations are composed.
     """
@@ -80,7 +78,6 @@ class Step:
         components: Components,
         reporting: Reporting,
         roll_call: RollCall,
-        mode: Callable[[], int],
         read_again: Callable[[], None],
     ) -> None:
         settings = components.settings
@@ -90,7 +87,6 @@ class Step:
         self._totals = components.buffer.totals
         self._reporting = reporting
         self._roll_call = roll_call
-        self.mode = mode
         self._reread = read_again
         components.errors.defers = components.processes == 1 and not compat.steps_in_backward(trainer())
         self.handshake = Handshake()
@@ -111,7 +107,6 @@ class Step:
         self.rounds: Rounds | None = None
         if settings.acts and settings.chooses_prompts:
             self.rounds = Rounds(trainer, settings, components, self.communicator, self.judge)
-        self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.template: IterationTemplate | None = None
         self._repetition_told = False
@@ -192,17 +187,12 @@ class Step:
             template ([`IterationTemplate`]): The generation batch.
 
         Returns:
-            A batch of groups drawn anew. None where no process drew any, or replay is paused or detached: the composed
-            batch is trained on again.
+            A batch of groups drawn anew. None where no process drew any: the composed batch is trained on again.
 
         Raises:
             ReplayError: The run has nothing else to train on, as another reward rule scored its groups.
         """
         rows = template.fresh.rows
-        if self.mode() != RUNS:
-            self.skip_batch(rows.count, at_end=True)
-            self.tap.expect_again(template.expected)
-            return None
         fresh = template.fresh
         pending, rows = self._share(None, rows.count)
         iteration = compat.iteration(self._trainer())
@@ -251,40 +241,13 @@ class Step:
         self._carry_settled(settled)
         self._reporting.log_iteration(agreed.total)
 
-    def skip_batch(self, count: int, at_end: bool = False) -> None:
-        """A generation batch of `count` rows that replay leaves as it is. The other processes must hear of it, or they
-        would wait for this one.
-
-        Args:
-            count (`int`): Rows of this process.
-            at_end (`bool`): Training ends: nothing was generated.
-
-        Raises:
-            SeamError: Replay runs on another process.
-        """
-        if not at_end:
-            self.tap.expect_nothing()
-        if self.mode() == PAUSED and not at_end:
-            self._totals.pause(count * self._components.processes)
-        if self._components.processes == 1:
-            return
-        self._roll_call.for_training()
-        rows = self.communicator.share(None, count, None)
-        if self.rounds is not None and not at_end:
-            self.rounds.skip_batch(self.mode())
-        self.communicator.agree(rows, Decision, mode=self.mode())
-
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
         if not self.carry.unfinished:
             return
         self.carry.unfinished = False
         self._roll_call("end", "the end of training")
-        count = compat.local_rows(self._trainer())
-        if self.mode() == DETACHED:
-            self.skip_batch(count, at_end=True)
-            return
-        pending, rows = self._share(None, count)
+        pending, rows = self._share(None, compat.local_rows(self._trainer()))
         self._settle(rows, pending)
 
     def settle(self) -> None:
@@ -375,7 +338,6 @@ class Step:
         self, fresh: FreshBatch, agreed: Agreed[Decision], payload: Mapping[int, Group], started: float
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
-        self.replaced = agreed.replaced
         if agreed.total["replaced"] and not self._components.settings.config.replay_dry_run:
             compat.tag_model(self._trainer(), TAG)
         if self.draws_again:  # whatever fails below: all ranks come to the next iteration
@@ -461,7 +423,7 @@ class Step:
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
         values = {"replay/padding": share}
-        batches = self._totals.batches + self._totals.of_all_ranks["paused_batches"]
+        batches = self._totals.batches
         if self.iterates and batches > 1:
             values["replay/replay_ratio"] = self._buffer.clock.update / (batches - 1)
         if self.rounds is not None:

@@ -18,7 +18,7 @@ from ..setup.config import ReplayConfig
 from ..setup.model_trial import try_model
 from ..setup.preflight import misgivings, preflight
 from ..setup.settings import Settings, choose_scope_of, resolve
-from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
+from .seam import put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
 _sessions: weakref.WeakKeyDictionary[Any, AttachedSession] = weakref.WeakKeyDictionary()
 
@@ -35,7 +35,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         **settings: Single settings of [`ReplayConfig`], instead of or on top of `config`.
 
     Returns:
-        [`Session`]: With `buffer`, `metrics`, `explain()`, `pause()` and `resume()`. That of an
+        [`Session`]: With `buffer`, `metrics`, and `explain()`. That of an
         asynchronous trainer is of another class, with the same methods.
 
     Raises:
@@ -121,12 +121,11 @@ def is_attached(trainer: Any) -> bool:
 def detach(trainer: Any) -> None:
     """Take the seam off again: the trainer's methods are its class's, bit for bit as before.
 
-    Call it on every process. From a callback, in the midst of training on several processes, it acts at the next
-    generation batch or at the end of training, whichever comes first: see docs/processes.md#what-processes-exchange.
+    Call it on every process, between trainings.
 
     Raises:
-        AttachError: It is no trainer, nothing is attached, or something was patched on top since; nothing is changed
-            then.
+        AttachError: It is no trainer, nothing is attached, or something was patched on top since; or a batch is being
+            scored, or several processes are training. Nothing is changed then.
     """
     _refuse_no_trainer("detach()", trainer)
     session = _sessions.get(trainer)
@@ -136,9 +135,18 @@ def detach(trainer: Any) -> None:
         del _sessions[trainer]
         return
     refuse_patches_on_top(trainer, session)
+    if session.scoring or (trainer.is_in_train and session.components.processes > 1):
+        raise AttachError(
+            "detach() was called in the midst of training, where other processes or the batch at hand go on with "
+            "replay: detach between trainings. To train without replay, set use_replay=False."
+        )
+    _leave(trainer, session)
+
+
+def _leave(trainer: Any, session: AttachedSession) -> None:
     del _sessions[trainer]
     session.mark_detached()
-    leave(trainer, session)
+    take_off(trainer, session)
     session.notify("detached")
 
 
@@ -165,8 +173,12 @@ class Attached(AbstractContextManager[Session]):
         return self._session
 
     def __exit__(self, *raised: object) -> None:
-        if _sessions.get(self._trainer) is self._session:
+        if _sessions.get(self._trainer) is not self._session:
+            return
+        if raised[0] is None or not self._session.enabled:
             detach(self._trainer)
+        else:
+            _leave(self._trainer, self._session)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):

@@ -11,7 +11,6 @@ from .. import compat
 from ..checkpoint import saving
 from ..errors import AttachError, SeamError
 from ..protocols import AttachedSession
-from ..reporting import mark_replaced, take_column
 from ..session import Session
 from .callback import ReplayCallback
 
@@ -49,29 +48,13 @@ def _refuse_copies() -> NoReturn:
 
 
 def put_on(trainer: Any, session: AttachedSession) -> None:
-    """Put the seam on: wrapped methods, a callback, and a column in the table of completions."""
+    """Put the seam on: wrapped methods, and a callback."""
     around = {**_AROUND, **session.components.layout.around}
     for name in session.seam:
         trainer.__dict__[name] = SeamFunction(trainer, name, session, around[name])
     trainer.__dict__[COPIED] = _refuse_copies
     session.put_on(trainer)
     trainer.add_callback(ReplayCallback(session, take_off))
-
-
-def leave(trainer: Any, session: AttachedSession) -> None:
-    """Take the seam off, once no batch is being scored; in the midst of training on several processes, let it do so
-    itself.
-
-    There the others may go on with replay, and would wait for this process at their next batch. So what is left of
-    the present generation batch is trained on as it was composed, and at the next one, or at the end of training, the
-    processes tell each other that they have left.
-    """
-    if session.scoring:
-        return  # `_score` comes back to it at its end
-    if session.components.processes > 1 and trainer.is_in_train:
-        take_column(trainer)
-    else:
-        take_off(trainer, session)
 
 
 def take_off(trainer: Any, session: AttachedSession) -> None:
@@ -89,8 +72,7 @@ def take_off(trainer: Any, session: AttachedSession) -> None:
 
 
 def refuse_foreign_overrides(trainer: Any, seam: Sequence[str]) -> None:
-    """Refuse a trainer on which something else stands in the place of a method; remove a seam that a detach during
-    training has left behind.
+    """Refuse a trainer on which something else stands in the place of a method.
 
     Args:
         trainer (`trl.GRPOTrainer`): Before anything is attached.
@@ -101,9 +83,6 @@ def refuse_foreign_overrides(trainer: Any, seam: Sequence[str]) -> None:
     """
     for name in seam:
         found = trainer.__dict__.get(name)
-        if isinstance(found, SeamFunction) and found.session.detached:
-            take_off(trainer, found.session)
-            continue
         if found is not None:
             raise AttachError(
                 f"{name} of this trainer has been replaced by {_origin(found)}; wrapping it too could train on "
@@ -126,61 +105,26 @@ def refuse_patches_on_top(trainer: Any, session: AttachedSession) -> None:
 
 
 def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
+    step = session.step
     if session.scoring:  # the trainer scores again while it scores: what it returns at last counts
         return stock(inputs)
-    if session.detached:
-        return _score_last(session, trainer, stock, inputs)
-    return _score_batch(session, trainer, stock, inputs)
-
-
-def _score_batch(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    step = session.step
-    step.replaced = []
-    of_rounds: list[bool] = []
     step.judge.rewards = []
-    if trainer.model.training:
-        step.template = None
-    paused = session.paused
-    trains = trainer.model.training
     try:
-        inputs = step.begin(inputs) if trains and not paused else inputs
-        batch = stock(inputs)
-        step.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
-        if not trains:
-            return batch
-        if paused or session.paused or session.detached:
-            step.skip_batch(len(inputs))
-            return batch
+        if not trainer.model.training:
+            return stock(inputs)
+        step.template = None
+        batch = stock(step.begin(inputs))
         scored = session.components.layout.incoming(trainer, batch)
-        composed = step.take(scored, lambda rows: _score_again(session, trainer, stock, rows, of_rounds))
-        if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
-            step.replaced = [False] * len(step.replaced)
-            return batch
+        composed = step.take(scored, lambda rows: _score_again(session, trainer, stock, rows))
         return session.components.layout.outgoing(trainer, composed)
     finally:
         step.judge.rewards = None
-        mark_replaced(trainer, [*step.replaced, *of_rounds])
-        if session.detached and _is_ours(trainer.__dict__.get(compat.SCORE), session):
-            leave(trainer, session)
 
 
-def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any, of_rounds: list[bool]) -> Any:
-    """A further round of the batch at hand, with rewards of its own; its rows are logged and not marked."""
+def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
+    """A further round of the batch at hand, with rewards of its own."""
     session.step.judge.rewards = []
-    batch = stock(session.step.note_tasks(inputs))
-    of_rounds += [False] * (len(inputs) * trainer.accelerator.num_processes)
-    return session.components.layout.incoming(trainer, batch)
-
-
-def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    """The first batch since `detach` was called in the midst of training."""
-    batch = stock(inputs)
-    if trainer.model.training:
-        try:
-            session.step.skip_batch(len(inputs))
-        finally:
-            take_off(trainer, session)
-    return batch
+    return session.components.layout.incoming(trainer, stock(session.step.note_tasks(inputs)))
 
 
 def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -143,23 +143,8 @@ def cases(launched):
         return Case(folder, attach, {**waits, **(settings or {})}, **replay)
 
     for scope in SCOPES:
-        yield f"pause on one, {scope}", lambda s=scope: pausing(case(replay_scope=s))
-        yield f"detach on one, {scope}", lambda s=scope: detaching(case(replay_scope=s))
         yield f"clear on one, {scope}", lambda s=scope: clearing(case(replay_scope=s))
-    yield "pause on both", lambda: pausing(case(replay_scope="gathered"), ranks=(0, 1))
-    yield "resume on one", lambda: resuming(case(replay_scope="gathered"))
-    yield "resume on both", lambda: resuming(case(), ranks=(0, 1))
     yield "detach on both", lambda: detaching(case(replay_scope="gathered"), ranks=(0, 1))
-    yield "detach on both in a generation cycle", lambda: detaching(case(settings=CYCLE), ranks=(0, 1))
-    yield (
-        "detach on one in an iteration",
-        lambda: detaching(case(settings=ITERATIONS, replay_iterations="replay"), update=4),
-    )
-    yield "detach on one in the last update", lambda: detaching(case(), update=5)
-    yield "detach on one while scoring", lambda: detaching_while_scoring(case())
-    yield "detach on both while scoring", lambda: detaching_while_scoring(case(), ranks=(0, 1))
-    yield "detach and attach again on both", lambda: attaching_again(case(replay_scope="gathered"))
-    yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
     yield "a plan edited on one", lambda: case(replay_scope="gathered", replay_plugins=["lopsided"]).train()
     for plugin, scope in OWN_NUMBERS:
         settings = {"replay_scope": scope, "replay_plugins": [plugin]}
@@ -184,6 +169,7 @@ def cases(launched):
     )
     yield "a batch key on one", lambda: case(settings={"trainer_class": Odd}).train()
     yield "save on one", lambda: saving(case(brief=True))
+    yield "save on both", lambda: saving(case(), ranks=(0, 1))
     yield "resume from a checkpoint on one", lambda: continuing(case(brief=True), folder)
     yield "export on one", lambda: exporting(case(replay_scope="gathered"), folder)
     for scope in ("stock", *SCOPES):
@@ -192,45 +178,12 @@ def cases(launched):
     yield "an exception in a callback", lambda: raising(case())
 
 
-def detached(case):
-    return case.at(3, lambda: trl_replay.detach(case.trainer), (0, 1))
-
-
-def pausing(case, ranks=(0,)):
-    return case.at(2, case.session.pause, ranks).train()
-
-
-def resuming(case, ranks=(1,)):
-    return case.at(2, case.session.pause, (0, 1)).at(4, case.session.resume, ranks).train()
-
-
 def clearing(case):
     return case.at(3, case.session.buffer.clear).train()
 
 
 def detaching(case, ranks=(0,), update=3):
     return case.at(update, lambda: trl_replay.detach(case.trainer), ranks).train()
-
-
-def detaching_while_scoring(case, ranks=(0,)):
-    """In the reward function of the third batch."""
-    script = case.trainer.reward_funcs[0]
-
-    def rewards(**kwargs):
-        if RANK in ranks and script.update == 2:
-            trl_replay.detach(case.trainer)
-        return script(**kwargs)
-
-    case.trainer.reward_funcs[0] = rewards
-    return case.train()
-
-
-def attaching_again(case):
-    def again():
-        trl_replay.detach(case.trainer)
-        case.session = trl_replay.attach(case.trainer, replay_start=0, replay_scope="process")
-
-    return case.at(2, again, (0, 1)).train()
 
 
 def adding(case, ranks=(0,), differ=False):
@@ -297,7 +250,7 @@ def saving(case, ranks=(0,)):
 
 
 def continuing(case, folder):
-    """From what the case "detach and save on both" left."""
+    """From what the case "save on both" left."""
     return case.train(str(folder / "checkpoint-3") if RANK == 0 else None)
 
 

@@ -70,7 +70,7 @@ class ReplayQueue:
         reading ([`SampleReader`]): How samples are read.
 
     Attributes:
-        paused, detached (`bool`): Whether its session is: samples pass as they come.
+        detached (`bool`): Whether its session is: samples pass as they come.
         dropped (`int`): Dead groups that were dropped.
         waited (`int`): Groups that were replayed because nothing else was there.
         in_a_row (`int`): Dead groups dropped since the last one that was live.
@@ -85,7 +85,7 @@ class ReplayQueue:
         self.scored: list[Floats] = []
         self.dropped = 0
         self.waited = 0
-        self.paused = self.detached = False
+        self.detached = False
         self._view = view
         self.reading = reading
         self._components = components
@@ -112,7 +112,7 @@ class ReplayQueue:
     @property
     def _decides(self) -> bool:
         """Tell whether groups are judged."""
-        return not (self.paused or self.detached)
+        return not self.detached
 
     def qsize(self) -> int:
         """Count samples that wait here and in the worker's queue."""

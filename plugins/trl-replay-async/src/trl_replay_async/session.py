@@ -154,7 +154,6 @@ class AsyncSession:
         trainer ([`TrainerView`]): The trainer, with the names of a GRPOTrainer. Held weakly.
         queue ([`ReplayQueue`], *optional*): In the place of the trainer's; on the main process only.
         components, buffer, totals, roll_call, reporting, files: As of a [`Session`].
-        paused (`bool`): Between `pause()` and `resume()`.
         detached (`bool`): After `detach`: buffer, metrics and `explain()` can still be read.
     """
 
@@ -168,7 +167,6 @@ class AsyncSession:
         self.buffer = components.buffer
         self.totals = components.buffer.totals
         self.totals.unit = "updates"
-        self.paused = False
         self.detached = False
         self.reporting = Reporting(weakref.ref(view), components)
         self.files = Files(self)
@@ -267,19 +265,6 @@ class AsyncSession:
         if self.queue is not None:
             self.queue.clear()
 
-    def pause(self) -> None:
-        """From the next sample on, all pass as they come; what is stored stays."""
-        self._pass_all(True)
-
-    def resume(self) -> None:
-        """Take back `pause`."""
-        self._pass_all(False)
-
-    def _pass_all(self, paused: bool) -> None:
-        self.paused = paused
-        if self.queue is not None:
-            self.queue.paused = paused
-
     def mark_detached(self) -> None:
         """Detached: samples pass as they come."""
         self.detached = True
@@ -350,7 +335,6 @@ class AsyncSession:
         """Return what a checkpoint keeps, with the samples that are not trained on yet; JSON can hold it."""
         return {
             "prompts": None,
-            "paused": self.paused,
             "metrics": self.metrics,
             "settings": self.config.to_dict(),
             "totals": self.totals.state_dict(),
@@ -359,7 +343,6 @@ class AsyncSession:
 
     def load_state_dict(self, state: Mapping[str, Any], of_ranks: Any = None) -> None:
         """Take what `state_dict` gave."""
-        self._pass_all(self.paused or state["paused"])
         self.totals.metrics = dict(state["metrics"])
         if self.queue is not None and state.get("queue"):
             self.queue.load_state_dict(state["queue"])
