@@ -90,6 +90,7 @@ ALSO = {
         "trainer/test_replay_iterations.py",
     ),
     "extras/files/rollouts.py": ("trainer/test_offline_rollouts.py",),
+    "trainer/seam.py": ("trainer/test_attachment.py",),
 }
 """Test files with other names."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..base.text import format_bytes
 from ..data.fields import PIXELS
 from ..data.table import CORE, Table, lowest
-from ..data.types import NONE, Bools, Group, Ints, Kind, Packed
+from ..data.types import NONE, Bools, Group, GroupKind, Ints, Packed
 from ..serialization.groups import unpack
 
 FEW_KINDS = 64
@@ -33,8 +33,8 @@ class Store:
         self.max_bytes = max_bytes
         self.table = Table.empty(size)
         self._keysets: list[frozenset[str]] = []
-        self._kinds: dict[Kind, Kind] = {}  # one object for all entries of a kind
-        self._kind_of: list[Kind | None] = []  # by row of the table, as the payload
+        self._kinds: dict[GroupKind, GroupKind] = {}  # one object for all entries of a kind
+        self._kind_of: list[GroupKind | None] = []  # by row of the table, as the payload
         self._payload: list[bytes | None] = []
         self._bytes = 0
         self._has_warned = False

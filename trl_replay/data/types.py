@@ -318,7 +318,7 @@ class Group:
         return stored.view(len(self.completion_lengths)).unbind()
 
 
-class Kind(NamedTuple):
+class GroupKind(NamedTuple):
     """What describes the bytes of a packed group. Few kinds describe many groups."""
 
     keys: frozenset[str]
@@ -334,7 +334,7 @@ class Kind(NamedTuple):
 class Packed(NamedTuple):
     """A group as bytes, in memory and in files: see `serialization.groups`."""
 
-    kind: Kind
+    kind: GroupKind
     data: bytes
     """Prompt lengths, completion lengths, and tensors' first dimensions, 4 bytes each; their numbers; 8 zeros."""
 

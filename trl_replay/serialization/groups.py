@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 
 from ..data.fields import DTYPES
-from ..data.types import Group, Ints, Kind, Packed
+from ..data.types import Group, GroupKind, Ints, Packed
 
 INDEX, GROUPS = "index", "groups"
 """Names of two tensors: `GROUPS` holds the bytes of all groups, one after the other, and `INDEX`, as JSON, their
@@ -35,12 +35,12 @@ def pack(group: Group) -> Packed:
     tensors = tuple([(key, *of_numbers) for key, (_, of_numbers, _) in packed.items()])
     counts = [count for count, _, _ in packed.values()]
     lengths = np.concatenate([group.prompt_lengths, group.completion_lengths, counts]).astype(np.uint32)
-    kind = Kind(group.keys, len(group.prompt_lengths), len(group.completion_lengths), tensors)
+    kind = GroupKind(group.keys, len(group.prompt_lengths), len(group.completion_lengths), tensors)
     return Packed(kind, b"".join([lengths.tobytes(), *[data for _, _, data in packed.values()], BEHIND]))
 
 
 def _as_bytes(tensor: torch.Tensor) -> tuple[int, tuple[str, tuple[int, ...], int], bytes]:
-    """A tensor's first dimension, what `Kind` tells of it, and its numbers."""
+    """A tensor's first dimension, what `GroupKind` tells of it, and its numbers."""
     dtype, (count, *shape) = tensor.dtype, tensor.shape
     values = (tensor if dtype in OF_NUMPY else tensor.unsqueeze(-1).view(torch.uint8)).numpy(force=True)
     width = dtype.itemsize
@@ -96,7 +96,7 @@ def _layout(packed: Packed) -> tuple[Ints, list[tuple[str, torch.dtype, list[int
 def to_tensors(payload: Mapping[int, Packed]) -> dict[str, torch.Tensor]:
     """Packed groups, by number, as tensors that safetensors holds: `INDEX` and `GROUPS`."""
     groups = sorted(payload.items())
-    kinds: dict[Kind, int] = {}
+    kinds: dict[GroupKind, int] = {}
     told = [
         (number, kinds.setdefault(kind, len(kinds)), len(data), zlib.crc32(data)) for number, (kind, data) in groups
     ]
@@ -120,7 +120,7 @@ def from_tensors(
     """
     of_kinds, told = json.loads(index.numpy().tobytes())
     kinds = [
-        Kind(
+        GroupKind(
             frozenset(keys),
             prompts,
             rows,
