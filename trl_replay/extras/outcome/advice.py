@@ -137,7 +137,7 @@ ALARMS: Mapping[str, tuple[Callable[[Facts], object], str]] = {
             and run["live"]
             and ((run.outcome.falls and run["fall"] >= 0.5) or (run["told_apart"] and run["varied"] <= 0.1))
         ),
-        "the policy has collapsed: hardly a group is live any more; the reward is {end:.2g}, at its best {best:.2g}",
+        "the policy has collapsed, or prompts got harder: hardly a group is live; reward {end:.2g}, once {best:.2g}",
     ),
     "one_fell": (lambda run: run["fallen"], "{fallen} while the sum of the rewards rose"),
     "never_paid": (lambda run: run["unpaid"], "{unpaid} never paid a completion, and teaches nothing"),
