@@ -180,13 +180,14 @@ def test_replay_acts(tmp_path, form):
     assert session.totals.counters["replaced"] > 0, session.explain()
 
 
-SAYS = {"five functions": (gist, "replay_reward"), "one that never ties": (spread, "what to change: nothing")}
+SAYS = {"five functions": (gist, "replay_reward"), "one that never ties": (spread, "leave it out here")}
 
 
 @pytest.mark.parametrize("form", SAYS)
 def test_where_nothing_is_replaced_it_is_said_what_to_set(tmp_path, form):
     make, remedy = SAYS[form]
     trainer = make(tmp_path)
+    trainer.args.max_steps = 24  # fewer are too few to tell
     session = trl_replay.attach(trainer, replay_start=2)
     trainer.train()
     assert session.totals.counters["replaced"] == 0

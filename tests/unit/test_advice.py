@@ -159,6 +159,14 @@ LOGS = {
         ),
         "most groups are dead by 'accuracy'",
     ),
+    "dead behind the sum, and one that never paid": (
+        replayed(
+            scored(made(0, 0, dead=0.05), accuracy=way(0.05, 0.1), length=way(0.3, 0.5), strict=0.0),
+            dead_fraction__accuracy=0.8, live_without__accuracy=0.75,
+            dead_fraction__strict=1.0, live_without__strict=0.95,
+        ),
+        "most groups are dead by 'accuracy'",
+    ),
     # certain and wrong
     "no gradient": (made(0.3, 0.3, grad_norm=0.0), "find out why grad_norm"),
     "NaN": (made(0.3, 0.3, grad_norm=float("nan"), dead=0.5), "find out why grad_norm"),

@@ -55,7 +55,7 @@ class Facts(dict[str, Any]):
             unscored=np.nanmax([np.mean([not is_number(entry.get(SUM, 0.0)) for entry in self.last]), failed]),
             fallen=", ".join(f"{part.name!r} fell ({part.way})" for part in fallen),
             unpaid=_either([part for part in silent if run.counts in (None, part.name)]),
-            hidden=_either([] if run.counts else [part for part in outcome.parts if self._fails_alone(part.name)]),
+            hidden=_either([part for part in alone if not run.counts and part not in silent and self._hides(part)]),
             width=2 * self["replay/sequence_drift_mean"],
         )
 
@@ -63,11 +63,11 @@ class Facts(dict[str, Any]):
         found = self.outcome.run.mean(metric, self.last)
         return nan if found is None else found
 
-    def _fails_alone(self, name: str) -> bool:
+    def _hides(self, part: Outcome) -> bool:
         """Whether most groups are dead by a function, of 0 and c, that half of the completions pass at most, and not
         by the sum."""
-        dead, fails = self[f"{DEAD_EXACT}/{name}"], self[f"rewards/{name}/mean"] <= self[f"rewards/{name}/std"]
-        return bool(fails and dead >= 0.5 >= dead - self[f"replay/live_without/{name}"])
+        dead, fails = self[f"{DEAD_EXACT}/{part.name}"], self[part.key] <= self[f"rewards/{part.name}/std"]
+        return bool(fails and dead >= 0.5 >= dead - self[f"replay/live_without/{part.name}"])
 
     @property
     def untaught(self) -> bool:
