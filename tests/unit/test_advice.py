@@ -133,6 +133,7 @@ LOGS = {
     "constant": (logged(60), FLAT),
     "short": (made(0.1, 0.6, count=19), "too few steps to tell"),
     "very short": (made(0.1, 0.6, count=3), "too few steps to tell"),
+    "short, and dead at its end": (made(0.3, 0.0, 0.0, count=10, dead=lambda at: min(at / 5, 1.0)), "too few"),
     "no reward": ([{"step": at, "loss": 0.0, "frac_reward_zero_std": 0.5} for at in range(1, 41)], "evaluate"),
     # stock, by its dead groups
     "half dead": (made(0.1, 0.4, dead=0.55), PRESET + " with GRPOConfig(num_iterations=2"),

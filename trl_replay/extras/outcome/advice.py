@@ -43,7 +43,7 @@ class Facts(dict[str, Any]):
         super().__init__(
             best=best,
             end=end,
-            fall=(best - end) / max(best - min(*outcome.means, 0.0), TINY),
+            fall=(best - end) / max(best - min(*outcome.means, 0.0), TINY) if outcome.trend == "fell" else 0.0,
             step=outcome.best_at,
             varied=self["entropy"] / max(*run.numbers("entropy"), TINY, 0.0),
             right=np.nan_to_num(self[ALL_RIGHT] if is_number(self[ALL_RIGHT]) else self[HIGHEST] * apart),
@@ -135,7 +135,7 @@ ALARMS: Mapping[str, tuple[Callable[[Facts], object], str]] = {
             run[DEAD] >= 0.95
             and run["right"] < 0.5
             and run["live"]
-            and ((run.outcome.falls and run["fall"] >= 0.5) or (run["told_apart"] and run["varied"] <= 0.1))
+            and (run["fall"] >= 0.5 or (run["told_apart"] and run["varied"] <= 0.1))
         ),
         "the policy has collapsed, or prompts got harder: hardly a group is live; reward {end:.2g}, once {best:.2g}",
     ),
