@@ -26,7 +26,7 @@ import transformers
 from isolated import isolated
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-from trl_replay.setup.model_trial import try_model
+from trl_replay.setup.preflight import try_model
 from trl_replay.testing import make_tokenizer
 
 PADDING, LENGTH, DIFFERS = 3, 68, 1e-3

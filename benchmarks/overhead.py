@@ -51,7 +51,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_replay import Group, Session, attach, compat
-from trl_replay.buffer.store import Store
+from trl_replay.buffer.replay_buffer import Store
 from trl_replay.serialization.groups import pack
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 from trl_replay.trainer.callback import ReplayCallback

@@ -43,7 +43,7 @@ BROAD = "trainer/test_replayed_groups.py"
 ALSO = {
     "batch/compose.py": ("unit/test_groups_as_tensors.py", "unit/test_candidates.py"),
     "generation/prompts.py": ("unit/test_generation_reports.py",),
-    "generation/reports.py": ("trainer/test_generation_rounds.py",),
+    "generation/rounds.py": ("trainer/test_generation_rounds.py",),
     "strategies/treatments.py": ("trainer/test_loss_denominator.py", "trainer/test_plan_hook.py"),
     "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": (
@@ -52,44 +52,45 @@ ALSO = {
         "trainer/test_buffer_limits.py",
         "trainer/test_success.py",
         "trainer/test_replay_iterations.py",
+        "trainer/test_mixing.py",
     ),
-    "distributed/communicator.py": ("unit/test_groups_as_tensors.py", "distributed/test_mixing_ranks.py"),
-    "step/mixing.py": ("trainer/test_mixing.py",),
-    "step/fresh_batch.py": ("trainer/test_mixing.py",),
-    "generation/judge.py": ("trainer/test_generation_rounds.py",),
-    "distributed/row_layout.py": (
+    "distributed/communicator.py": (
+        "unit/test_groups_as_tensors.py",
+        "distributed/test_mixing_ranks.py",
         "trainer/test_buffer_limits.py",
         "unit/test_mixing.py",
         "trainer/test_generation_rounds.py",
         "distributed/test_generation_ranks.py",
     ),
     "step/training_batch.py": ("trainer/test_mixing.py", "trainer/test_loss_denominator.py"),
-    "buffer/store.py": ("unit/test_evictors.py", "trainer/test_buffer_limits.py"),
-    "buffer/replay_buffer.py": ("trainer/test_buffer_limits.py", "trainer/test_step_decisions.py"),
-    "buffer/rules.py": ("unit/test_replay_buffer.py", "unit/test_rate_limiter.py"),
-    "loss/bounds.py": ("unit/test_gates.py", "trainer/test_loss_bounds.py"),
-    "loss/micro_batch.py": (
+    "generation/judge.py": ("trainer/test_generation_rounds.py",),
+    "buffer/replay_buffer.py": (
+        "unit/test_evictors.py",
+        "trainer/test_buffer_limits.py",
+        "trainer/test_step_decisions.py",
+        "unit/test_replay_buffer.py",
+        "unit/test_rate_limiter.py",
+    ),
+    "loss/supply.py": (
+        "unit/test_gates.py",
+        "trainer/test_loss_bounds.py",
         "trainer/test_loss_denominator.py",
         "trainer/test_loss_tap.py",
         "trainer/test_replay_iterations.py",
+        "trainer/test_fresh_metrics.py",
+        "trainer/test_loss_corrections.py",
+        "trainer/test_token_advantages.py",
     ),
-    "loss/stats.py": ("trainer/test_fresh_metrics.py",),
     "session.py": ("trainer/test_session.py", "trainer/test_device_waits.py"),
     "step/step.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
-    "loss/inserted.py": ("trainer/test_subclasses.py", "trainer/test_users_losses.py", "trainer/test_attachment.py"),
-    "loss/supply.py": (
-        "trainer/test_loss_tap.py",
-        "trainer/test_loss_corrections.py",
-        "trainer/test_loss_bounds.py",
-        "trainer/test_token_advantages.py",
-        "trainer/test_replay_iterations.py",
-    ),
     "loss/tap.py": (
+        "trainer/test_subclasses.py",
         "trainer/test_users_losses.py",
+        "trainer/test_attachment.py",
         "trainer/test_loss_corrections.py",
         "trainer/test_replay_iterations.py",
     ),
-    "extras/files/rollouts.py": ("trainer/test_offline_rollouts.py",),
+    "extras/files/session_files.py": ("trainer/test_offline_rollouts.py",),
     "trainer/seam.py": ("trainer/test_attachment.py",),
 }
 """Test files with other names."""
@@ -110,7 +111,7 @@ class Named(NamedTuple):
 
 NAMED = (
     Named(
-        "what a trainer made of rows from elsewhere is not compared with them", "extras/files/rollouts.py",
+        "what a trainer made of rows from elsewhere is not compared with them", "extras/files/session_files.py",
         "        if as_many and all(", "        if as_many or all(",
     ),
     Named(
@@ -118,7 +119,7 @@ NAMED = (
         "self._store.forget(np.flatnonzero(np.logical_or.reduce([*spent.values()])))", "pass",
     ),
     Named(
-        "trim forgets the capacity where bytes are too many", "buffer/store.py",
+        "trim forgets the capacity where bytes are too many", "buffer/replay_buffer.py",
         "if costs is not None and costs[leave].sum() < over:", "if costs is not None and over > 0:",
     ),
     Named(
@@ -128,13 +129,13 @@ NAMED = (
         pass""",
     ),
     Named(
-        "the class stays after the loss", "loss/inserted.py",
+        "the class stays after the loss", "loss/tap.py",
         """        finally:
             object.__setattr__(trainer, "__class__", before)""", """        finally:
             pass""",
     ),
     Named(
-        "an override that calls super() is taken for the loss", "loss/inserted.py",
+        "an override that calls super() is taken for the loss", "loss/tap.py",
         "if LOGPS in names[base] and LOSS not in names[base]", "if True",
     ),
     Named(
@@ -142,7 +143,7 @@ NAMED = (
         "            batch = dict(inputs)", "            batch = inputs",
     ),
     Named(
-        "a loss that reads its advantages too early is not seen", "loss/inserted.py",
+        "a loss that reads its advantages too early is not seen", "loss/tap.py",
         "lost += [ADVANTAGES] if gradient is None else []", "lost += []",
     ),
     Named(
@@ -158,7 +159,7 @@ NAMED = (
         "self.components.errors.check_due()", "pass",
     ),
     Named(
-        "a resumed rate limiter has drawn nothing", "buffer/rules.py",
+        "a resumed rate limiter has drawn nothing", "buffer/replay_buffer.py",
         '"inserted", "drawn", "seen"', '"inserted", "seen"',
     ),
     Named(
@@ -170,7 +171,7 @@ NAMED = (
         "np.where(plan.masked, 0, plan.column(", "np.where(plan.masked & False, 0, plan.column(",
     ),
     Named(
-        "rows of two prompts share a baseline", "step/mixing.py",
+        "rows of two prompts share a baseline", "step/decisions.py",
         "!= mixed.groups.prompt[:, None]) & anew", "!= mixed.groups.prompt[:, None]) & False",
     ),
     Named(
@@ -182,7 +183,7 @@ NAMED = (
         "if rows == list(range(", "if True or rows == list(range(",
     ),
     Named(
-        "a slot that would be dead is filled all the same", "step/mixing.py",
+        "a slot that would be dead is filled all the same", "step/decisions.py",
         "np.flatnonzero(some & ~dead)", "np.flatnonzero(some)",
     ),
     Named(

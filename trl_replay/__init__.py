@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint.discovery import last_complete_checkpoint
-from .data.fields import FieldSpec
 from .data.plan import Plan
 from .data.prompt_table import PromptTable
 from .data.rewards import reaches
 from .data.table import Table, weighted_sample
-from .data.types import Context, Corrected, Entry, Group, Groups, InputsContext, Placement, ReplayedRows
+from .data.types import Context, Corrected, Entry, FieldSpec, Group, Groups, InputsContext, Placement, ReplayedRows
 from .errors import (
     AttachError,
     BatchError,

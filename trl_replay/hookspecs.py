@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
-from .data.fields import FieldSpec
 from .data.plan import Plan
-from .data.types import Context, Corrected, Groups, InputsContext, Ints, ReplayedRows, Row
+from .data.types import Context, Corrected, FieldSpec, Groups, InputsContext, Ints, ReplayedRows, Row
 from .protocols import SessionLike
 from .specs import Preset, StrategySpec
 

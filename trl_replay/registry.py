@@ -20,9 +20,8 @@ from typing import Any
 
 import pluggy
 
-from .base.arguments import Named, arguments_of, refuse_unknown_arguments
-from .base.validation import unusable
-from .data.fields import FieldSpec
+from .base.validation import Named, arguments_of, refuse_unknown_arguments, unusable
+from .data.types import FieldSpec
 from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, called_alone, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec

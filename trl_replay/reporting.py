@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from . import compat
-from .base.text import counted
+from .base.files import counted
 from .batch.group_view import dead_by_function
 from .built_in import ask_built_in
 from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, WEIGHTS, drop_zeros, metrics, own_metrics

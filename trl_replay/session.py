@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from . import compat
-from .base.text import counted
+from .base.files import counted
 from .built_in import BUILT_IN, ask_built_in
 from .data.prompt_table import PromptTable
 from .data.types import Entry
-from .distributed.agreement import roll_call_of
+from .distributed.communicator import roll_call_of
 from .errors import ReplayError
-from .loss.bounds import Means, Noise, fetch_sums
-from .loss.micro_batch import ROWS
-from .loss.stats import MaskWatch
+from .loss.supply import ROWS, MaskWatch, Means, Noise, fetch_sums
 from .protocols import SessionFiles
 from .reporting import Reporting
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
-from .step.fresh_batch import StepCarry
 from .step.step import Step
+from .step.training_batch import StepCarry
 from .strategies.scopes import Scope
 
 NOT_ATTACHED = "Groups can be added to the buffer of an attached session only: attach(trainer).add(…)."

@@ -34,11 +34,11 @@ from .data.plan import EDITABLE, FRESH, Plan
 from .data.prompt_table import PromptTable
 from .data.table import COLUMNS, ROW_COLUMNS, Table
 from .data.types import Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
-from .generation.dataset_rows import LEAST_TRIES, TRIES
+from .generation.prompts import LEAST_TRIES, TRIES
 from .hooks import CheckedHooks
 from .protocols import Correction, Evictor, Mixer, Sampler, Scorer, Selector
 from .registry import Plugin, register, registry, unregister
-from .setup.rehearsal import made_up_groups, made_up_rows, made_up_table
+from .setup.assembly import made_up_groups, made_up_rows, made_up_table
 from .specs import Kind
 
 if TYPE_CHECKING:

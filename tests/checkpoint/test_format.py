@@ -10,7 +10,7 @@ from resuming import build, differences, resume, rewrite, state, train
 
 import trl_replay
 from trl_replay import CheckpointError, MismatchError
-from trl_replay.checkpoint.session_state import RankPart
+from trl_replay.checkpoint.saving import RankPart
 
 EXAMPLES = 250
 

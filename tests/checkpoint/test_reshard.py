@@ -12,7 +12,7 @@ from support import Rewards
 import trl_replay
 from trl_replay.buffer.replay_buffer import ReplayBuffer
 from trl_replay.checkpoint import format as saved
-from trl_replay.checkpoint.reshard import TargetRank, reshard
+from trl_replay.checkpoint.format import TargetRank, reshard
 from trl_replay.testing import make_trainer
 
 

@@ -34,7 +34,7 @@ from trl import GRPOTrainer
 import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.checkpoint import format as saved
-from trl_replay.checkpoint.session_state import GONE, REPLACED
+from trl_replay.checkpoint.saving import GONE, REPLACED
 from trl_replay.distributed import communicator
 from trl_replay.serialization.groups import pack, to_tensors, unpack
 from trl_replay.testing import make_model, make_tokenizer, make_trainer

@@ -10,7 +10,7 @@ from generating import PROMPTS, Coins
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_trainer
 
 DOCS = Path(__file__).parents[2] / "docs"

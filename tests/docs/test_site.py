@@ -15,7 +15,7 @@ from trl_replay_papers import METHODS
 
 import trl_replay
 from trl_replay import ReplayConfig
-from trl_replay.base.arguments import arguments_of
+from trl_replay.base.validation import arguments_of
 from trl_replay.cli.commands import COMMANDS, RUN
 from trl_replay.data.table import COLUMNS
 from trl_replay.registry import registry

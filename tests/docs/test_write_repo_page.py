@@ -9,7 +9,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_trainer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "write-repo.md").read_text()

@@ -9,7 +9,7 @@ from replaying import Checked, Watch, watched
 from support import DEAD, HALF, LIVE
 
 import trl_replay
-from trl_replay.data.fields import ADVANTAGES
+from trl_replay.data.types import ADVANTAGES
 
 CREDITED = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
 SHARES = torch.tensor([1.0, -0.5, 0.25, 0.0] * 8)

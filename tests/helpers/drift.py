@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from trl_replay import compat
-from trl_replay.data.fields import FIELDS
+from trl_replay.data.types import FIELDS
 
 TRAINER = Path("trainer") / "grpo_trainer.py"
 CALLBACKS = Path("trainer") / "callbacks.py"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trl_replay.loss.bounds import fetch_sums
+from trl_replay.loss.supply import fetch_sums
 
 
 def metrics_of(source: Any) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trl_replay.data.fields import FIELDS, IMAGE_LAYOUTS
+from trl_replay.data.types import FIELDS, IMAGE_LAYOUTS
 
 
 def by_row(batch: dict[str, Any]) -> list[dict[str, Any]]:

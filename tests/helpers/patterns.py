@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from trl_replay import attach, compat, detach
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_trainer
 
 PROMPTS = 5

@@ -34,7 +34,7 @@ from scenarios import SCRIPT
 from support import Read, Rewards
 
 import trl_replay
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_model, make_tokenizer
 
 PLAIN = {

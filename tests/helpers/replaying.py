@@ -17,9 +17,9 @@ from releases import COUNTS_TRUNCATED
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
-from trl_replay.base.arguments import Named
+from trl_replay.base.validation import Named
 from trl_replay.data.types import Batch
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
+from trl_replay.loss.supply import EXCLUDED, ROWS, SILENT
 from trl_replay.session import Session
 from trl_replay.testing import make_model, make_tokenizer
 

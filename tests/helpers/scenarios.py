@@ -40,7 +40,7 @@ from support import (
 )
 
 import trl_replay
-from trl_replay.base.arguments import Named
+from trl_replay.base.validation import Named
 from trl_replay.data.types import Batch
 from trl_replay.session import Session
 from trl_replay.testing import make_trainer

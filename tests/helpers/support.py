@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 import trl_replay
 from trl_replay.batch.compose import loss_mask
 from trl_replay.data.types import Batch
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.supply import ROWS
 from trl_replay.loss.tap import Tap
 from trl_replay.session import Session
 

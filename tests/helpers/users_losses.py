@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from trl import GRPOTrainer
 
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS
+from trl_replay.loss.supply import EXCLUDED, ROWS
 from trl_replay.testing import make_model, make_tokenizer
 
 WEIGHT = 0.25

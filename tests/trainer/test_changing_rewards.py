@@ -16,7 +16,7 @@ import trl_replay
 from trl_replay import ReplayError, compat
 from trl_replay.buffer.replay_buffer import MANY_RULES, OTHER_RULE, RULE_CHANGED
 from trl_replay.checkpoint import format as saved
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_trainer
 
 GRADES = [0.0, 1.0, 2.0, 3.0]

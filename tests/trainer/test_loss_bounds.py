@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay import compat
-from trl_replay.loss.bounds import Bounds
+from trl_replay.loss.supply import Bounds
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 pytestmark = pytest.mark.usefixtures("all_metrics")

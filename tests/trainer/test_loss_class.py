@@ -7,7 +7,7 @@ from support import DEAD, HALF, LIVE, Rewards
 from trl import GRPOTrainer
 
 import trl_replay
-from trl_replay.loss.inserted import loss_maker
+from trl_replay.loss.tap import loss_maker
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])

@@ -5,7 +5,7 @@ import torch
 from scenarios import UNFILLED, follow, train
 from support import DEAD, HALF, LIVE, LOSSES, real_tokens, rows_of
 
-from trl_replay.loss.micro_batch import ROWS, SILENT
+from trl_replay.loss.supply import ROWS, SILENT
 
 ALL_DEAD = [DEAD, DEAD, DEAD]
 ONE = {"replay_max_fraction": 0.34}

@@ -14,7 +14,7 @@ from scenarios import MIXED, Scenario, compared, follow, train
 from support import DEAD, HALF, LIVE, Rewards, plugin, shaping
 
 import trl_replay
-from trl_replay.step.mixing import shaped
+from trl_replay.step.decisions import shaped
 from trl_replay.testing import make_groups, make_trainer
 
 

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 import trl_replay
-from trl_replay.loss.bounds import Noise
+from trl_replay.loss.supply import Noise
 from trl_replay.testing import make_model, make_tokenizer
 
 PROMPTS = [{"prompt": "1+2=" * count} for count in (1, 3, 2, 5, 4, 6)]

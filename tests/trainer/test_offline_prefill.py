@@ -19,7 +19,7 @@ from tools import tool_tokenizer
 import trl_replay
 from trl_replay import ConfigurationError, compat
 from trl_replay.batch.compose import loss_mask
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 

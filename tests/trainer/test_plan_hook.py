@@ -11,7 +11,7 @@ from scenarios import Scenario, compared, follow, train
 from support import DEAD, HALF, LIVE, Rewards, plugin, scoring
 
 from trl_replay import HookError, ResultError, hookimpl
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT, WITHOUT_KL
+from trl_replay.loss.supply import EXCLUDED, ROWS, SILENT, WITHOUT_KL
 
 pytestmark = pytest.mark.usefixtures("all_metrics")
 

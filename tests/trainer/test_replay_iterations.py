@@ -11,7 +11,7 @@ from scenarios import ENTROPY, FURTHER, KL, OF_REFERENCE, REFERRED, RIGHT, follo
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
+from trl_replay.loss.supply import EXCLUDED, ROWS, SILENT
 from trl_replay.testing import make_trainer
 
 pytestmark = pytest.mark.usefixtures("all_metrics")

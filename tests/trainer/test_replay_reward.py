@@ -7,7 +7,7 @@ from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay import ConfigurationError
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS
+from trl_replay.loss.supply import EXCLUDED, ROWS
 from trl_replay.testing import make_trainer
 
 pytestmark = pytest.mark.usefixtures("all_metrics")

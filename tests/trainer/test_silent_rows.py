@@ -8,7 +8,7 @@ from methods import EVERY_GROUP, SAME_PROMPT
 from scenarios import train
 from support import DEAD, HALF, rollout_of, scoring, tokens_of_replayed, truncating
 
-from trl_replay.loss.micro_batch import ROWS, SILENT
+from trl_replay.loss.supply import ROWS, SILENT
 
 MIDDLE = [1.0, 0.5, 0.0, 0.5]
 """The rows that `truncated` leaves trained have an advantage of 0."""

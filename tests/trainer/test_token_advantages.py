@@ -14,7 +14,7 @@ from scenarios import OF_TOKENS, follow, train
 from support import COLUMN, DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 
 import trl_replay
-from trl_replay.data.fields import ADVANTAGES
+from trl_replay.data.types import ADVANTAGES
 from trl_replay.testing import make_trainer
 
 pytestmark = pytest.mark.usefixtures("all_metrics")

@@ -8,7 +8,7 @@ from fetched import metrics_of
 
 from trl_replay.compat import LossForm
 from trl_replay.data.types import Corrected, ReplayedRows
-from trl_replay.loss.bounds import RATIO_LIMIT, REACH, Bounds, Noise
+from trl_replay.loss.supply import RATIO_LIMIT, REACH, Bounds, Noise
 
 LIMIT = math.log(RATIO_LIMIT)
 

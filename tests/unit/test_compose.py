@@ -10,9 +10,9 @@ from batches import EXTRA, KEYS, PAD, SIZE, make_batch, place, rows_of
 from hypothesis import given, settings
 
 from trl_replay import BatchError, ConfigurationError, FieldSpec
-from trl_replay.base.text import in_json
+from trl_replay.base.files import in_json
 from trl_replay.batch.compose import compose, cut, join, row_lengths, take_rows
-from trl_replay.data.fields import FieldTable
+from trl_replay.data.types import FieldTable
 
 lengths = st.lists(
     st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7)), min_size=SIZE, max_size=SIZE), min_size=2, max_size=4

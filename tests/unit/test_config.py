@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from trl_replay import ConfigurationError, ReplayConfig
-from trl_replay.base.arguments import Named
+from trl_replay.base.validation import Named
 
 
 def test_every_field_is_documented():

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from trl_replay import SeamError
 from trl_replay.data.tasks import Tasks
-from trl_replay.generation import dataset_rows
-from trl_replay.generation.dataset_rows import Dataset, PromptSource, RowMemory, repeated
+from trl_replay.generation import prompts as dataset_rows
+from trl_replay.generation.prompts import Dataset, PromptSource, RowMemory, repeated
 
 prompt_key = Tasks([]).key
 

@@ -6,7 +6,7 @@ from buffers import nothing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_replay.buffer.store import Store
+from trl_replay.buffer.replay_buffer import Store
 from trl_replay.registry import registry
 from trl_replay.strategies import evictors
 from trl_replay.testing import make_context, make_table

@@ -5,7 +5,7 @@ import torch
 from fetched import metrics_of
 
 from trl_replay import Corrected, ReplayedRows
-from trl_replay.loss.bounds import Gates
+from trl_replay.loss.supply import Gates
 
 
 def rows(logs, mask=None):

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_replay import SeamError
-from trl_replay.distributed.row_layout import RowLayout
+from trl_replay.distributed.communicator import RowLayout
 from trl_replay.generation.prompts import ANY, GroupLayout
-from trl_replay.generation.reports import KEPT, JudgedBatch, Reports
+from trl_replay.generation.rounds import KEPT, JudgedBatch, Reports
 
 KEYS = 2**62 + 12345
 

@@ -14,9 +14,8 @@ from batches import EXTRA, KEYS, make_batch
 from hypothesis import given, settings
 
 from trl_replay.batch.compose import cut, join
-from trl_replay.buffer.store import Store
-from trl_replay.data.fields import FieldTable
-from trl_replay.data.types import Group, Packed
+from trl_replay.buffer.replay_buffer import Store
+from trl_replay.data.types import FieldTable, Group, Packed
 from trl_replay.serialization.groups import GROUPS, INDEX, from_bytes, from_tensors, pack, to_bytes, to_tensors, unpack
 
 DTYPES = (

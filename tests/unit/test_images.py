@@ -11,7 +11,7 @@ from releases import since
 
 from trl_replay import BatchError
 from trl_replay.batch.compose import check, compose, cut, join
-from trl_replay.data.fields import FieldTable
+from trl_replay.data.types import FieldTable
 from trl_replay.serialization.groups import from_bytes, pack, to_bytes, unpack
 
 FIELDS = FieldTable(PAD)

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 
 from trl_replay.batch.compose import compose, cut, take_rows
 from trl_replay.batch.group_view import blank
-from trl_replay.data.fields import FieldTable
-from trl_replay.data.types import NONE
-from trl_replay.distributed.row_layout import Decision, RowLayout
-from trl_replay.step.mixing import planned
+from trl_replay.data.types import NONE, FieldTable
+from trl_replay.distributed.communicator import Decision, RowLayout
+from trl_replay.step.decisions import planned
 from trl_replay.testing import make_groups, make_table
 
 FIELDS = FieldTable(PAD, extra=EXTRA)

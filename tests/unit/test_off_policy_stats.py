@@ -7,7 +7,7 @@ import torch
 from fetched import metrics_of
 
 from trl_replay import ReplayedRows
-from trl_replay.loss.stats import OffPolicyStats
+from trl_replay.loss.supply import OffPolicyStats
 
 
 def rows(ratios, mask, advantages):

@@ -6,7 +6,7 @@ import pytest
 
 from trl_replay import ReplayConfig
 from trl_replay.base.progress import Clock
-from trl_replay.buffer.rules import RateLimiter, RateLimits
+from trl_replay.buffer.replay_buffer import RateLimiter, RateLimits
 from trl_replay.testing import make_groups
 
 LIVE = [1.0, 0.0, 0.0, 0.0]

@@ -10,8 +10,7 @@ import pytest
 from trl_replay import ReplayConfig
 from trl_replay.buffer import Newcomer, ReplayBuffer, Rules
 from trl_replay.data.counters import Tally
-from trl_replay.data.fields import PIXELS
-from trl_replay.data.types import FROM_FILE
+from trl_replay.data.types import FROM_FILE, PIXELS
 from trl_replay.errors import ReplayError
 from trl_replay.testing import make_groups
 

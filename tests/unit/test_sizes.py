@@ -3,7 +3,7 @@
 import pytest
 
 from trl_replay import ReplayConfig
-from trl_replay.base.text import format_bytes, parse_bytes
+from trl_replay.base.files import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 from buffers import nothing
 
 from trl_replay import Group
-from trl_replay.buffer.store import Store
-from trl_replay.data.fields import PIXELS
+from trl_replay.buffer.replay_buffer import Store
+from trl_replay.data.types import PIXELS
 from trl_replay.serialization.groups import pack
 
 TEXT = frozenset({"prompt_ids", "completion_ids"})

@@ -64,7 +64,7 @@ def advantages_are_not_weighed(patch):
 
 
 def silent_rows_train(patch):
-    patch.setattr("trl_replay.loss.micro_batch.MicroBatch.silence", lambda self, rows, logps: None)
+    patch.setattr("trl_replay.loss.supply.MicroBatch.silence", lambda self, rows, logps: None)
 
 
 def references_stay_packed(patch):

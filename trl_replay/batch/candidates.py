@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from ..base.transfer import Copies, begin
 from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..data.counters import Tally
-from ..data.fields import STORED_REWARDS
-from ..data.types import Floats, Group, Groups, Packed
+from ..data.types import STORED_REWARDS, Floats, Group, Groups, Packed
 from ..serialization.groups import pack
 from .compose import MASKS, trained_tokens
 

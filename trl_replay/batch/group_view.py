@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from .. import compat
 from ..compat import STD_EPSILON
-from ..data.fields import ADVANTAGES, FieldTable
 from ..data.rewards import (
     NOISE,
     are_equal,
@@ -25,10 +24,9 @@ from ..data.rewards import (
 )
 from ..data.success import Success
 from ..data.tasks import encoded, hashed
-from ..data.types import Batch, Bools, Floats, Groups, Ints
+from ..data.types import ADVANTAGES, Batch, Bools, FieldTable, Floats, Groups, Ints
 from ..errors import BatchError, SeamError
-from .compose import loss_mask, row_lengths
-from .images import image_bytes, images_per_row
+from .compose import image_bytes, images_per_row, loss_mask, row_lengths
 
 FLOAT32_EPS = float(np.finfo(np.float32).eps)
 RELATIVE_TOLERANCE = 1e-5

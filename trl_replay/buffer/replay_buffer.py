@@ -5,22 +5,415 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.files import format_bytes
 from ..base.progress import Clock, Generators
+from ..base.validation import ADAPTIVE, pass_rate_of
 from ..data.counters import HELD_BACK, Tally, Totals
 from ..data.prompt_table import PromptTable
 from ..data.rewards import RewardRule
-from ..data.table import Table
-from ..data.types import LARGEST_ADVANTAGE, NONE, Bools, Context, Floats, Group, Groups, Ints, Packed
-from ..errors import ReplayError
-from .rules import Rules
-from .store import Store
+from ..data.success import Success
+from ..data.table import CORE, Table, lowest
+from ..data.types import (
+    LARGEST_ADVANTAGE,
+    NONE,
+    PIXELS,
+    Bools,
+    Context,
+    Floats,
+    Group,
+    GroupKind,
+    Groups,
+    Ints,
+    Packed,
+)
+from ..errors import CheckpointError, ReplayError
+from ..hooks import CheckedHooks
+from ..protocols import Stateful
+from ..registry import registry
+from ..serialization.groups import unpack
+from ..specs import Kind
+
+PASS_RATE_BATCHES = 32
+"""Generation batches over which the running pass rate averages (exponentially)."""
+SPARSE, EVIDENCE, ENOUGH, PATIENCE, RUN_PART = 0.1, 40, 16, 4, 4
+"""With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live; so
+many groups count as seen from the first batch on. Then replay waits until so many groups were stored, or a quarter of
+the buffer's size, as long as live groups keep coming: within so many times their mean distance. It never waits longer
+than the run's updates divided by the last number, nor again once it has begun, nor after a warm start. Groups that
+have left since count too: with a limit on age or bytes the buffer may never hold so many at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """The settings `replay_start` and `replay_max_fraction`."""
+
+    start: int | str | None = None
+    max_fraction: float = 1.0
+
+
+def slots_within(max_fraction: float, groups: int) -> int:
+    """Return how many of a batch's `groups` a share of them is, rounded down."""
+    return int(max_fraction * groups + 1e-9)
+
+
+SAVED = ("pass_rate", "inserted", "drawn", "seen", "live", "seen_at_live", "prefilled")
+"""Attributes of [`RateLimiter`] that a checkpoint keeps."""
+
+
+class RateLimiter:
+    """Applies the limits. Processes that share a buffer give it equal numbers, so it answers alike.
+
+    Args:
+        limits ([`RateLimits`]): What may not be exceeded; nothing, if not given.
+
+    Attributes:
+        pass_rate (`float`, *optional*): Running share of completions that pass; None before the first batch.
+        inserted, drawn (`int`): Newcomers of the buffer so far, and entries that were replayed.
+        seen, live, seen_at_live (`int`): Groups generated; live ones of them; groups seen when the last live one came.
+        prefilled (`bool`): The buffer was filled from elsewhere: there is nothing to wait for.
+    """
+
+    def __init__(self, limits: RateLimits | None = None) -> None:
+        self._limits = limits or RateLimits()
+        self.pass_rate: float | None = None
+        self.inserted = 0
+        self.drawn = 0
+        self.seen = 0
+        self.live = 0
+        self.seen_at_live = 0
+        self.prefilled = False
+
+    def observe(self, fresh: Groups, passed: Bools, known: bool = True) -> None:
+        """Take note of how a fresh batch went.
+
+        Args:
+            fresh ([`Groups`]): The batch.
+            passed (`(n, G)`): Which of its completions passed.
+            known (`bool`): Whether that is known.
+        """
+        scored = int((~fresh.unscored).sum())
+        if not scored:
+            return
+        if known:
+            rate = int(passed.sum()) / scored
+            if self.pass_rate is None:
+                self.pass_rate = rate
+            self.pass_rate += (rate - self.pass_rate) / PASS_RATE_BATCHES
+        self.seen += len(fresh)
+        live = len(fresh) - int(fresh.dead.sum())
+        if live:
+            self.live += live
+            self.seen_at_live = self.seen
+
+    def slots_allowed(self, groups: int, capacity: int, clock: Clock) -> tuple[int, str]:
+        """Return how many of a batch's `groups` replay may fill, and which limit says so.
+
+        Args:
+            groups (`int`): Of the fresh batch.
+            capacity (`int`): Groups that the buffer may hold, on all processes that share it.
+            clock ([`Clock`]): Updates done and planned.
+        """
+        rules, rate = self._limits, pass_rate_of(self._limits.start)
+        if rules.start == ADAPTIVE:
+            if self._waits(capacity, clock):
+                return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
+        elif rate is not None:
+            if (self.pass_rate or 0.0) < rate:
+                return 0, f"replay_start={rules.start!r}"
+        elif clock.update < int(rules.start or 0):
+            return 0, "replay_start"
+        return slots_within(rules.max_fraction, groups), "replay_max_fraction"
+
+    def _waits(self, capacity: int, clock: Clock) -> bool:
+        """Tell whether too few groups were stored yet of rewards that are sparse."""
+        enough = min(ENOUGH, capacity // 4)
+        has_begun = self.prefilled or self.drawn > 0
+        if has_begun or not 0 < self.inserted < enough:  # with nothing stored, nothing is held back
+            return False
+        too_late = clock.planned > 0 and clock.update >= clock.planned // RUN_PART
+        return not too_late and self._is_sparse() and self._live_groups_keep_coming()
+
+    def _is_sparse(self) -> bool:
+        return self.live < SPARSE * max(self.seen, EVIDENCE)
+
+    def _live_groups_keep_coming(self) -> bool:
+        if not self.live:
+            return False
+        since_live = self.seen - self.seen_at_live
+        mean_distance = max(self.seen_at_live, EVIDENCE) / self.live
+        return since_live <= PATIENCE * mean_distance
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {name: getattr(self, name) for name in SAVED}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave."""
+        for name in SAVED:
+            setattr(self, name, state[name])
+
+
+@dataclass(slots=True)
+class Rules:
+    """The rules of one buffer.
+
+    Attributes:
+        hooks ([`CheckedHooks`]): Scorer, evictor, and sampler, and the plugins next to them.
+        limiter ([`RateLimiter`]): How many slots replay may fill.
+        success ([`Success`]): What passes.
+        reward (`str`, *optional*): The reward function that counts (`replay_reward`); None for the weighted sum.
+        max_age (`int`, *optional*): Updates since generation after which an entry leaves.
+        max_uses (`int`, *optional*): Replays after which an entry leaves.
+        retire_passes (`int`, *optional*): So many passes of a group solve its prompt (`replay_retire_passes`).
+        weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
+        draws_same_prompt (`bool`): Whether entries are drawn for slots of their own prompt only.
+        drops (`bool`): Whether a keep rank of -inf lets an entry leave where there is room.
+        stateful (`dict[str, Stateful]`): Strategies whose running state travels with checkpoints, by kind.
+    """
+
+    hooks: CheckedHooks
+    limiter: RateLimiter = field(default_factory=RateLimiter)
+    success: Success = field(default_factory=Success)
+    reward: str | None = None
+    max_age: int | None = None
+    max_uses: int | None = None
+    retire_passes: int | None = None
+    weigh: Callable[[Table, Context], NDArray[Any]] | None = None
+    draws_same_prompt: bool = False
+    drops: bool = False
+    stateful: dict[str, Stateful] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        scorer: Any = "advantage_std",
+        evictor: Any = "prompt_balanced",
+        sampler: Any = "prompt_balanced",
+        **limits: Any,
+    ) -> Rules:
+        """Rules with these strategies, for a buffer without a trainer.
+
+        Args:
+            scorer, evictor, sampler: Each by name or itself, as in settings.
+            **limits: Other attributes of the rules.
+        """
+        named: dict[Kind, Any] = {"scorer": scorer, "evictor": evictor, "sampler": sampler}
+        strategies = {kind: registry().resolve(kind, name) for kind, name in named.items()}
+        made = {kind: strategy.make() for kind, strategy in strategies.items()}
+        return cls(CheckedHooks([], strategies, made), **limits)
+
+    @property
+    def running(self) -> dict[str, Stateful]:
+        """All that has running state, by name."""
+        return {"rate_limiter": self.limiter, "success": self.success, **self.stateful}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {name: part.state_dict() for name, part in self.running.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave; strategies that are not here any more are passed over.
+
+        Raises:
+            CheckpointError: A strategy can't; names it.
+        """
+        for name, part in self.running.items():
+            if name not in state:
+                continue
+            try:
+                part.load_state_dict(state[name])
+            except Exception as error:
+                raise CheckpointError(
+                    f"The {name} ({type(part).__qualname__}) can't take the state that was saved of it: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+
+
+FEW_KINDS = 64
+"""So many kinds are kept without an entry."""
+
+
+class Store:
+    """Entries of up to `capacity` groups, and the payload of those that live on this process.
+
+    Attributes:
+        table ([`Table`]): The metadata columns.
+        capacity (`int`): Groups (not rows, not tokens) that are kept.
+        max_bytes (`int`, *optional*): Most bytes of payload and table rows.
+    """
+
+    def __init__(self, capacity: int, max_bytes: int | None = None, size: int = 1) -> None:
+        self.capacity = capacity
+        self.max_bytes = max_bytes
+        self.table = Table.empty(size)
+        self._keysets: list[frozenset[str]] = []
+        self._kinds: dict[GroupKind, GroupKind] = {}  # one object for all entries of a kind
+        self._kind_of: list[GroupKind | None] = []  # by row of the table, as the payload
+        self._payload: list[bytes | None] = []
+        self._bytes = 0
+        self._has_warned = False
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: payload, and the used rows of all columns, with what Python needs for an entry."""
+        return self._bytes + len(self.table) * self.table.row_bytes
+
+    def keyset(self, keys: frozenset[str]) -> int:
+        """The number that stands for `keys` in the table's column of that name."""
+        if keys not in self._keysets:
+            self._keysets.append(keys)
+        return self._keysets.index(keys)
+
+    def append(self, columns: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> Ints:
+        """Put newcomers' columns into the table, whatever room there is; `tag` is drawn here. Return their rows."""
+        count, first = len(columns["serial"]), len(self.table)
+        tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
+        self._append({**columns, "tag": tags}, count)
+        return np.arange(first, first + count)
+
+    def evict(self, rank: Callable[[Table], NDArray[Any]], drops: bool = False) -> int:
+        """Let the lowest keep ranks leave until the rest fits, and of equal ranks the older; return how many left.
+
+        Args:
+            rank (`Callable`): Maps the table to keep ranks.
+            drops (`bool`): Whether a keep rank of -inf lets an entry leave where there is room.
+        """
+        table = self.table
+        excess = max(len(table) - self.capacity, 0)
+        costs, over = None, 0
+        if self.max_bytes is not None:
+            costs = table.nbytes + table.row_bytes
+            over = int(costs.sum()) - self.max_bytes
+        if not (excess or over > 0 or (drops and len(table))):
+            return 0
+        ranks = rank(table)
+        if drops:
+            excess = max(excess, int(np.isneginf(ranks).sum()))
+        leave = lowest(ranks, table.serial, excess)  # of equal ranks the older
+        if costs is not None and costs[leave].sum() < over:
+            self._warn_of_bytes(costs)
+            order = lowest(ranks, table.serial, len(table))
+            leave = order[: int(np.argmax(np.cumsum(costs[order]) >= over)) + 1]
+        return self.forget(leave)
+
+    def fits(self, nbytes: Ints) -> Bools:
+        """Tell whether groups of `nbytes` payload would fit into the buffer alone."""
+        most = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
+        return np.asarray(nbytes <= most)
+
+    def load(self, serial: int) -> Group:
+        """A fresh copy of payload that is on this process."""
+        return unpack(self.read(serial))
+
+    def read(self, serial: int) -> Packed:
+        """Payload that is on this process, as it is kept."""
+        row = self.table.rows_of([serial])[0]
+        held, kind = (None, None) if row == NONE else (self._payload[row], self._kind_of[row])
+        if held is None or kind is None:
+            raise KeyError(serial)
+        return Packed(kind, held)
+
+    def _warn_of_bytes(self, costs: Ints) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        mean = format_bytes(float(costs.mean()))
+        warnings.warn(
+            f"replay_max_bytes is reached with {len(costs) - 1} of replay_buffer_size={self.capacity} groups, and "
+            f"evicts from now on. A group costs {mean} on average.",
+            stacklevel=2,
+        )
+
+    def held(self) -> list[int]:
+        """Serials of the entries whose payload is on this process, in the order of the table."""
+        serials = self.table.serial.tolist()
+        return [serial for serial, held in zip(serials, self._payload, strict=True) if held is not None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, sets of
+        batch keys that its column `keys` counts in."""
+        columns = {name: getattr(self.table, name).copy() for name in self.table.names}
+        return {"columns": columns, "keysets": list(self._keysets)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave in the place of its own entries; the payload that belongs here follows by
+        `receive`.
+
+        Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
+
+        Raises:
+            KeyError: One of the table's own columns is missing.
+        """
+        self.forget(np.arange(len(self)))
+        columns = state["columns"]
+        renumbered = [self.keyset(keys) for keys in state["keysets"]]
+        numbers = np.array(renumbered, np.int64)
+        known = {name: columns[name] for name in self.table.names if name in CORE or name in columns}
+        known["keys"] = numbers[columns["keys"]]
+        self._append(known, len(columns["serial"]))
+
+    def _append(self, columns: Mapping[str, NDArray[Any]], count: int) -> None:
+        self.table.append(columns, count)
+        self._payload += [None] * count
+        self._kind_of += [None] * count
+
+    def payload(self) -> Iterator[tuple[int, Packed]]:
+        """`(serial, packed group)` of those that are `held`."""
+        return ((serial, self.read(serial)) for serial in self.held())
+
+    def receive(self, payload: Mapping[int, Packed]) -> None:
+        """Put away the payload that lives on this process, by serial, of entries that stand in the table."""
+        rows = self.table.rows_of(list(payload)).tolist()
+        for row, (kind, data) in zip(rows, payload.values(), strict=True):
+            if row != NONE:
+                self._bytes += len(data) - self._size_of(row)
+                self._payload[row], self._kind_of[row] = data, self._kinds.setdefault(kind, kind)
+
+    def _size_of(self, row: int) -> int:
+        held = self._payload[row]
+        return 0 if held is None else len(held)
+
+    def withdraw(self, serials: Sequence[int]) -> int:
+        """Take back entries whose payload will not come or has no place; return their number."""
+        if not len(serials):
+            return 0
+        rows = self.table.rows_of(serials)
+        return self.forget(np.unique(rows[rows >= 0]))
+
+    def unrestorable(self, keys: frozenset[str]) -> dict[str, Bools]:
+        """Return the entries that a batch with these keys can't take, by reason. `pixel_values` among the keys means
+        that it can take groups with images; those without fit in any batch."""
+        needed, kinds = keys - {PIXELS}, [*enumerate(self._keysets)]
+        unfit = {
+            "lacks a tensor": [number for number, have in kinds if not needed <= have],
+            "has images, the batch none": [number for number, have in kinds if PIXELS in have - keys],
+        }
+        return {reason: np.isin(self.table.keys, numbers) for reason, numbers in unfit.items() if numbers}
+
+    def forget(self, rows: Sequence[int] | Ints) -> int:
+        """Drop the entries in these rows; return their number."""
+        index = np.asarray(rows, dtype=np.int64)
+        if len(index) == 0:
+            return 0
+        for row in index.tolist():
+            self._bytes -= self._size_of(row)
+        for gap, row in self.table.remove(index):
+            self._payload[gap], self._kind_of[gap] = self._payload[row], self._kind_of[row]
+        del self._payload[len(self) :], self._kind_of[len(self) :]
+        if len(self._kinds) > 2 * len(self) + FEW_KINDS:  # as with images, of which each has a size of its own
+            self._kinds = {kind: kind for kind in self._kind_of if kind is not None}
+        return len(index)
+
 
 SOLVED = "its prompt is solved (replay_retire_passes)"
 NOT_FINITE = "a trainable token has no finite log-prob: its file or the loss gave none"

@@ -66,7 +66,7 @@ class Offer(NamedTuple):
 
 def offers(known: Registry) -> Iterator[Offer]:
     """Return every preset and strategy, and every plugin with a session hook."""
-    from ..base.arguments import arguments_of
+    from ..base.validation import arguments_of
     from ..registry import BUILTIN
     from ..setup.config import ReplayConfig
     from ..specs import SPECS

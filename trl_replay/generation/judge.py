@@ -16,7 +16,7 @@ from ..batch.compose import fetch_batch
 from ..batch.group_view import rewards_of_batch, view
 from ..data.success import Success
 from ..data.types import Batch, Bools, Floats, Groups, Ints
-from ..distributed.row_layout import RowLayout
+from ..distributed.communicator import RowLayout
 from ..setup.settings import Components, Settings
 
 

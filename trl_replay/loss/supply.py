@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +16,619 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ..base.progress import Check, check_at_once
-from ..base.transfer import send
-from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
-from ..data.fields import ADVANTAGES
-from ..data.types import Corrected, Ints, Placement, ReplayedRows
+from ..base.transfer import fetch, send
+from ..batch.compose import loss_mask
+from ..compat import LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS, LossForm
+from ..data.counters import DRIFT, GATED, WEIGHTS
+from ..data.types import ADVANTAGES, LOG_RATIO_LIMIT, Corrected, Ints, Placement, ReplayedRows
 from ..errors import ResultError, SeamError
-from .bounds import Bounds
-from .micro_batch import SILENT, MicroBatch
-from .stats import OffPolicyStats
+
+ROWS = "trl_replay_rows"
+"""Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0.
+Second: the flags `COMPOSED` (the batch's padding is ours, not the model's), `SILENT` (the row trains nothing),
+`EXCLUDED` (it is out of the loss's denominator) and `WITHOUT_KL`."""
+COMPOSED, SILENT, EXCLUDED, WITHOUT_KL = 1, 2, 4, 8
+
+
+class ReadNotes(dict[str, Any]):
+    """A copy of a batch that notes in `read` which keys are read, or asked for by `in`."""
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        super().__init__(batch)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As `dict.get`."""
+        self.read.add(key)
+        return super().get(key, default)
+
+
+class MicroBatch:
+    """One call of the loss that calls no other: the mapping that it reads, and what the tap knows of its rows.
+
+    Args:
+        inputs (`Mapping`): What the loss was given.
+        rows (`(b, 2)` int64, on the CPU): See `ROWS`.
+        sent (`(b, 2)`, *optional*): The same on the training device.
+
+    Attributes:
+        batch (`Mapping`): What it reads: the same, or a shallow copy, which alone may be written to.
+        ids, flags (`list[int]`): The columns of `ROWS`.
+        replayed (`list[int]`): Places of the replayed rows.
+        tapped (`bool`): Whether the log-probs came, and all was written.
+        entropies (`(b, C)`, *optional*): The policy's, detached, while the loss is still to choose among them.
+        high_entropy (`(b, C)` bool, *optional*): What it chose by `top_entropy_quantile`.
+        probe (`()`, *optional*): A factor of 1 on advantages that the loss had read before: has it a gradient, the
+            loss uses the present ones.
+    """
+
+    def __init__(self, inputs: Any, rows: torch.Tensor, sent: torch.Tensor | None = None) -> None:
+        self.inputs = self.batch = inputs
+        self.rows = rows
+        self._sent = sent
+        pairs: list[list[int]] = rows.tolist()
+        self.ids = [row for row, _ in pairs]
+        self.flags = [flags for _, flags in pairs]
+        self._some = 0
+        for flags in self.flags:
+            self._some |= flags
+        self.replayed = [place for place, row in enumerate(self.ids) if row < 0]
+        self.asked = False
+        self.tapped = False
+        self.entropies: torch.Tensor | None = None
+        self.high_entropy: torch.Tensor | None = None
+        self.probe: torch.Tensor | None = None
+        self._before: dict[str, Any] = {}  # of keys that were written: what the loss was given, and the value of ours
+        self._ours: dict[str, tuple[torch.Tensor, int]] = {}
+
+    def has(self, flag: int) -> bool:
+        """Tell whether a row has a flag."""
+        return bool(self._some & flag)
+
+    def marked(self, flag: int) -> torch.Tensor:
+        """`(b,)` bool on the training device: the rows that have a flag."""
+        return (self._on_device[:, 1] & flag).ne(0)
+
+    @property
+    def are_replayed(self) -> torch.Tensor:
+        """`(b,)` bool on the training device: the replayed rows."""
+        return self._on_device[:, 0] < 0
+
+    @property
+    def _on_device(self) -> torch.Tensor:
+        if self._sent is None:
+            self._sent = send({0: self.rows}, self.mask.device)[0]
+        return self._sent
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """`(b, C)`: the tokens that the loss trains on."""
+        return loss_mask(self.batch)
+
+    def peek(self, key: str) -> Any:
+        """The value of a key, or None."""
+        return self.batch.get(key)
+
+    def write(self, key: str, value: torch.Tensor) -> None:
+        """Give a key another value in the copy."""
+        self._before.setdefault(key, self.peek(key))
+        self._ours[key] = value, value._version
+        self.batch[key] = value
+
+    def keep(self, key: str, kept: torch.Tensor, logps: torch.Tensor) -> None:
+        """Keep log-probs where `kept`, `(b, C)` bool, and put `logps` elsewhere; nothing if it has no such key."""
+        value = self.peek(key)
+        if value is not None:
+            self.write(key, torch.where(kept, value, logps.to(value.dtype)))
+
+    def silence(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
+        """Take rows, `(b,)` bool, out of the policy and the KL term, in value and gradient; `logps` are the
+        policy's, `(b, C)`."""
+        tokens = rows.unsqueeze(1)
+        advantages = self.peek(ADVANTAGES)
+        self.write(ADVANTAGES, advantages.masked_fill(rows if advantages.dim() == 1 else tokens, 0.0))
+        kept = self.mask.bool() & ~tokens
+        self.keep(OLD_LOGPS, kept, logps)
+        self.keep(REF_LOGPS, kept, logps)
+
+    def give_back(self) -> None:
+        """Put into the trainer's batch what the loss has put into the copy, as it would have without replay.
+
+        Raises:
+            SeamError: It has changed a value of ours, which must not stay there.
+        """
+        if self.batch is self.inputs:
+            return
+        for key, (value, version) in self._ours.items():
+            if self.peek(key) is not value or value._version != version:
+                raise SeamError(
+                    f"{LOSS} changed {key!r} of its batch after it had asked for the log-probs, where replay gives "
+                    "replayed rows other values. Change it before, or a copy of it, or train without replay: "
+                    "use_replay=False."
+                )
+        left, known = {**self.batch, **self._before}, {*self.inputs}
+        self.inputs.update({key: value for key, value in left.items() if value is not None or key in known})
+
+
+@dataclass(frozen=True, slots=True)
+class Denominator:
+    """What a loss divides by, in one generation batch.
+
+    Attributes:
+        kind (`str`): `"items"` (the batch's token count, which is corrected there), `"tokens"` (of the micro-batch) or
+            `"rows"`.
+        factor (`float`): Rows of all processes over those that are not masked.
+        of_bonus (`bool`): Whether the same divides the entropy bonus; else tokens of the micro-batch do.
+    """
+
+    kind: str = "items"
+    factor: float = 1.0
+    of_bonus: bool = False
+
+    def scale(self, micro: MicroBatch) -> torch.Tensor | float | None:
+        """Factor on a micro-batch's loss that takes excluded rows out of its denominator; None if there is none."""
+        if self.kind == "rows" and self.factor != 1.0:
+            return self.factor
+        if self.kind == "tokens" and micro.has(EXCLUDED):
+            return _without_excluded(micro)
+        return None
+
+    def returned(
+        self,
+        result: tuple[Any, ...],
+        micro: MicroBatch,
+        masked: torch.Tensor | None,
+        scale: torch.Tensor | float | None,
+    ) -> tuple[Any, ...]:
+        """Return the log-prob method's result with the gradients that are left of its entropies and auxiliary loss.
+
+        The entropy bonus is the mean over those tokens of the micro-batch that are in the policy term's denominator,
+        and that `top_entropy_quantile` leaves, whatever the loss divides by; its logged value stays that over all
+        tokens. An auxiliary loss stays as it was.
+
+        Args:
+            result (`tuple`): Log-probs `(b, C)`, entropies `(b, C)` and more.
+            micro ([`MicroBatch`]): The micro-batch, to which TRL adds the tokens of the highest entropies later.
+            masked (`(b, C)` or `(b, 1)` bool, *optional*): Tokens without an entropy gradient.
+            scale (`torch.Tensor` or `float`, *optional*): What the loss will be multiplied by.
+        """
+        if masked is None and scale is None:
+            return result
+        logps, *others = result
+        for number, value in enumerate(others):
+            if not torch.is_tensor(value) or not value.requires_grad:
+                continue
+            if value.shape == logps.shape:
+                kept = value.view_as(value) if masked is None else torch.where(masked, value.detach(), value)
+                if scale is not None or (not self.of_bonus and micro.has(EXCLUDED)):
+
+                    def mended(gradient: torch.Tensor) -> torch.Tensor:
+                        factor = _without_excluded(micro, micro.high_entropy)
+                        return gradient * (factor / (1.0 if scale is None else scale))
+
+                    kept.register_hook(mended)  # type: ignore[no-untyped-call]  # torch does not type it
+                others[number] = kept
+            elif value.dim() == 0 and scale is not None:
+                others[number] = value / scale
+        return logps, *others
+
+
+def _without_excluded(micro: MicroBatch, within: torch.Tensor | None = None) -> torch.Tensor:
+    """Trained tokens of a micro-batch, or those `within` a `(b, C)` bool, over those of its rows that are not
+    excluded; 1 where nothing is left."""
+    mask = micro.mask if within is None else micro.mask * within
+    kept = (mask * ~micro.marked(EXCLUDED).unsqueeze(1)).sum()
+    return torch.where(kept > 0, mask.sum() / kept.clamp(min=1), 1.0)
+
+
+class Means:
+    """Sums and counts by the name of a metric."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, name: str, values: torch.Tensor | None, mask: torch.Tensor) -> None:
+        """Note values, of a number type or bool, where `mask`, bool of the same shape, is set; None if all are 0."""
+        count = mask.sum()
+        total = torch.zeros_like(count) if values is None else torch.where(mask, values.float(), 0.0).sum()
+        self._sums.setdefault(name, []).extend((total, count))
+
+    def take(self) -> dict[str, list[torch.Tensor]]:
+        """Return the sums since the last call, `()` each: of each name, totals and counts in turn."""
+        sums, self._sums = self._sums, {}
+        return sums
+
+    @staticmethod
+    def metrics(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return the means of what was taken, once it is fetched; none where nothing was seen."""
+        found = {}
+        for name, values in sums.items():
+            total, count = np.array(values, np.float32).reshape(-1, 2).sum(axis=0).tolist()
+            if count:
+                found[name] = total / count
+        return found
+
+
+def fetch_sums(taken: Sequence[Mapping[str, Sequence[torch.Tensor]]]) -> list[dict[str, list[float]]]:
+    """Fetch what several collectors have taken, in one copy from the device."""
+    lists = [sums for of_one in taken for sums in of_one.values()]
+    tensors = [tensor.reshape(-1) for sums in lists for tensor in sums]
+    if not tensors:
+        return [{} for _ in taken]
+    numbers = iter(fetch({0: torch.cat(tensors).double()})[0].tolist())
+    return [
+        {name: list(itertools.islice(numbers, sum(map(torch.numel, sums)))) for name, sums in of_one.items()}
+        for of_one in taken
+    ]
+
+
+RATIO_LIMIT = 20.0
+"""Most that the importance ratio, or exp(reference − log-prob), multiplies a replayed token's gradient by.
+
+Trainers that bound the ratio of negative advantages do so at 3 (dual-clip PPO, arXiv 1912.09729), at 4 (INTELLECT-2's
+`delta`) or at 5 (CISPO). This is a last resort and no opinion of its own, so it stands well above: of 40,000 such
+tokens replayed in 500 updates of the sparse benchmark task, two were beyond it.
+"""
+LOG_OF_LIMIT = math.log(RATIO_LIMIT)
+REACH = 10.0
+"""Mean deviations of a token that are eight standard deviations of a normal distribution: a made-up row moves half as
+much as a sampled one (SmolLM2 under bfloat16 autocast: 0.020 nats for 0.037)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far log-probs move at equal weights between batches of other shapes, in nats: rounding, and dropout.
+
+    Attributes:
+        token_mean (`float`): Of a token, in the mean.
+        token_max (`float`): The most of a token that was seen.
+        tokens (`int`): Tokens of a completion.
+        dropout (`float`): The part of `token_mean` that is dropout's; 0 without.
+    """
+
+    token_mean: float
+    token_max: float
+    tokens: int
+    dropout: float = 0.0
+
+    @property
+    def sequence_mean(self) -> float:
+        """Of the mean over a completion of `tokens` tokens, in the mean: errors of tokens are taken as independent."""
+        return self.token_mean / math.sqrt(self.tokens)
+
+    def __str__(self) -> str:
+        part = f", {self.dropout / self.token_mean:.0%} of it dropout" if self.dropout else ""
+        return (
+            f"at equal weights a token's log-prob moves by {self.token_mean:.2g} nats (at most {self.token_max:.2g}"
+            f"{part}), the mean of a completion by {self.sequence_mean:.2g}"
+        )
+
+    def reach(self, lengths: torch.Tensor) -> torch.Tensor:
+        """The log ratios that noise alone reaches in the mean over so many tokens, of the shape of `lengths`."""
+        return REACH * self.token_mean / lengths.clamp(min=1).sqrt()
+
+
+@dataclass(slots=True)
+class Bounds:
+    """Keeps the ratio and the KL term of replayed tokens within bounds.
+
+    * The log ratio that the loss forms is kept between −20 and log 20, with sequence-level importance sampling that of
+      the row; within ±20 where the loss sums log ratios and damps the sum itself. In types with a small range 20 is
+      half the log of their largest number. That is done by moving the old log-prob.
+    * A row whose ratio noise alone may have made is on-policy, where the clip range of sequences is narrower than the
+      noise: its ratio is 1, or the clip would take at random what is not stale at all.
+    * The KL term of a token is dropped where exp(reference − log-prob), times the ratio if the loss multiplies the KL
+      term by it, is more than 20. A clamp would not do: at its edge the gradient is exp(20). The other side, where the
+      reference finds the token less likely, is clamped to −20: there the gradient grows in a straight line at most.
+
+    Attributes:
+        form ([`LossForm`]): How the loss makes ratios.
+        means ([`Means`]): The shares of replayed tokens whose KL term was dropped, and whose ratio the loss clips.
+        noise ([`Noise`], *optional*): The model's, where it is known.
+    """
+
+    form: LossForm = field(default_factory=LossForm)
+    means: Means = field(default_factory=Means)
+    noise: Noise | None = None
+
+    def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
+        """Move old log-probs near enough to the new ones; those that are near stay unchanged."""
+        logs = _log_ratios(rows, corrected.old_logps)
+        limit = _log_limit(rows.logps.dtype)
+        if self.form.sums_ratios:
+            bounded = logs.clamp(-limit, limit)
+        elif self.form.sequence_level:
+            bounded = logs.clamp(-limit, limit)
+            excess = row_means(bounded, rows.mask) - LOG_OF_LIMIT
+            bounded = bounded - excess.clamp(min=0.0)
+            if self.noise is not None:
+                reach = self.noise.reach(rows.mask.sum(dim=1, keepdim=True).to(logs))
+                is_noise = (row_means(bounded, rows.mask).abs() <= reach) & (reach > self.form.narrowest)
+                bounded = bounded.masked_fill(is_noise, 0.0)
+        else:
+            bounded = logs.clamp(-limit, LOG_OF_LIMIT)
+        moved = rows.logps - bounded
+        old_logps = torch.where(bounded != logs, moved, corrected.old_logps)
+        return replace(corrected, old_logps=old_logps)
+
+    def note_clipping(self, rows: ReplayedRows, old_logps: torch.Tensor, trained: torch.Tensor) -> None:
+        """Note the share of replayed tokens, of rows at sequence level, whose ratio the loss clips.
+
+        Args:
+            rows ([`ReplayedRows`]): What the tap saw.
+            old_logps (`(R, C)`): What the loss takes as the old log-probs, within bounds.
+            trained (`(R, C)` bool): Tokens whose policy term counts.
+        """
+        if self.form.clip_high is None:
+            return
+        logs = _log_ratios(rows, old_logps)
+        if self.form.sequence_level:
+            logs = row_means(logs, rows.mask)
+            self.means.add("replay/sequence_drift_mean", logs.abs(), trained.any(dim=1, keepdim=True))
+        taken = clipped(self.form, logs.exp(), rows.advantages)
+        by_row = taken.size(1) == 1
+        self.means.add("replay/clip_ratio", taken, trained.any(dim=1, keepdim=True) if by_row else trained)
+
+    def reference(
+        self, rows: ReplayedRows, old_logps: torch.Tensor, reference_logps: torch.Tensor, trained: torch.Tensor
+    ) -> torch.Tensor:
+        """The reference's log-probs that the loss shall see; the new policy's own where the KL term is dropped.
+
+        Args:
+            rows ([`ReplayedRows`]): What the tap saw.
+            old_logps (`(R, C)`): What the loss takes as the old log-probs, within bounds.
+            reference_logps (`(R, C)`): The reference model's.
+            trained (`(R, C)` bool): Tokens whose KL term counts.
+        """
+        limit = _log_limit(rows.logps.dtype)
+        gap = reference_logps - rows.logps
+        size = gap.clamp(min=0.0)  # of the KL term's gradient, as a logarithm
+        if self.form.weighs_kl:
+            logs = _log_ratios(rows, old_logps)
+            if self.form.sequence_level:
+                logs = row_means(logs, rows.mask)
+            if not self.form.sums_ratios:
+                logs = logs.clamp(max=LOG_OF_LIMIT)  # bounded already, up to the rounding of the old log-prob
+            size = size + logs
+        kept = (gap <= limit) & (size <= LOG_OF_LIMIT)  # a gap of NaN is not kept
+        dropped = trained & ~kept
+        self.means.add("replay/kl_dropped_fraction", dropped, trained)
+        lowest = rows.logps - limit
+        near = torch.where(gap < -limit, lowest, reference_logps)
+        own = rows.logps.to(near.dtype)
+        return torch.where(kept, near, own)
+
+
+def clipped(form: LossForm, ratios: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """Mark ratios, `(R, C)` or `(R, 1)`, that the loss clips; `(R, 1)` where both these and the advantages are a
+    row's, else `(R, C)`."""
+    advantages = advantages.view(len(ratios), -1)
+    high = math.inf if form.clip_high is None else form.clip_high
+    taken = (ratios > high) & (advantages > 0)
+    if form.clip_low is None:
+        return taken
+    return taken | ((ratios < form.clip_low) & (advantages < 0))
+
+
+def _log_limit(dtype: torch.dtype) -> float:
+    """Largest log ratio: the product of two such ratios is finite in this type."""
+    largest = math.log(torch.finfo(dtype).max)
+    return min(LOG_RATIO_LIMIT, largest / 2)
+
+
+def _log_ratios(rows: ReplayedRows, old_logps: torch.Tensor) -> torch.Tensor:
+    """`(R, C)`: those that the loss forms, 0 where it does not train."""
+    logs = rows.logps - old_logps
+    return logs.masked_fill(~rows.mask, 0.0)
+
+
+def row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`(R, 1)`: mean over a row's trained tokens."""
+    total = (values * mask).sum(dim=1, keepdim=True)
+    count = mask.sum(dim=1, keepdim=True)
+    return total / count.clamp(min=1)
+
+
+@dataclass(slots=True)
+class Gates:
+    """`replay_weight` and `replay_max_weight`, on top of whatever the correction decided.
+
+    Attributes:
+        weight (`float`): Multiplies the policy term of replayed rows.
+        max_weight (`float`, *optional*): Most that a token's policy term is multiplied by: the ratio that the loss
+            forms to the old log-probs, before its own clipping, times all weights. With sequence-level importance
+            sampling the same for rows.
+        sequence_level (`bool`): Whether the loss forms one ratio a row.
+        means ([`Means`]): The share of replayed tokens (with sequence-level importance sampling, rows) whose weight
+            was capped.
+    """
+
+    weight: float = 1.0
+    max_weight: float | None = None
+    sequence_level: bool = False
+    means: Means = field(default_factory=Means)
+
+    def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
+        """Apply the gates to what the correction decided."""
+        weights = corrected.weights
+        if self.weight != 1.0:
+            given = rows.advantages.new_ones(len(rows.ages)) if weights is None else weights
+            weights = given * self.weight
+        if self.max_weight is not None:
+            weights = self._cap(rows, corrected.old_logps, weights, self.max_weight)
+        if weights is corrected.weights:
+            return corrected
+        return replace(corrected, weights=weights)
+
+    def _cap(
+        self, rows: ReplayedRows, old_logps: torch.Tensor, weights: torch.Tensor | None, most: float
+    ) -> torch.Tensor:
+        logs = rows.logps - old_logps
+        mask = rows.mask
+        of_tokens = weights is not None and weights.dim() == 2
+        if self.sequence_level:
+            logs = row_means(logs, mask)  # (R, 1)
+            if not of_tokens:
+                logs = logs.squeeze(1)
+                mask = mask.any(dim=1)
+        ratio = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        if weights is None:
+            weights = torch.ones_like(ratio)
+        elif weights.dim() < ratio.dim():
+            weights = weights.unsqueeze(1)
+        total = ratio * weights
+        over = (total > most) & mask
+        self.means.add("replay/capped_fraction", over, mask)
+        fitting = most / total
+        return weights * torch.where(over, fitting, torch.ones_like(total))
+
+
+FIGURES = 9
+"""Sums of a micro-batch."""
+UPDATES, NEARLY_ALL = 8, 0.95
+"""Updates with replayed rows, and the share of these rows without any weight at which it is told."""
+
+
+class OffPolicyStats:
+    """Collects the figures of all replayed rows since the last log.
+
+    They stay on the training device until somebody asks.
+    """
+
+    def __init__(self) -> None:
+        self._since_log: list[torch.Tensor] = []
+        self._rows = 0
+
+    def add(self, rows: ReplayedRows, weights: torch.Tensor | None) -> None:
+        """Note one micro-batch.
+
+        Args:
+            rows ([`ReplayedRows`]): What the tap saw.
+            weights (`(R,)` or `(R, C)`, *optional*): What the policy term is multiplied by.
+        """
+        mask = rows.mask.double()
+
+        def over_tokens(values: torch.Tensor) -> torch.Tensor:
+            """`values` are changed: one after the other, so that few are there at a time."""
+            return values.mul_(mask).sum()
+
+        logs = rows.logps.float() - rows.behavior_logps.float()
+        logs = logs.clamp_(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
+        ratios = logs.exp()
+        drift = over_tokens(logs.abs_())
+        squares = over_tokens(ratios**2)
+        ratio = over_tokens(ratios)
+        weightless, *weighed = ratio.new_zeros(5)
+        if weights is not None:
+            weighed, signs = [], rows.advantages.view(len(mask), -1).sign()
+            for sign in (1, -1):
+                tokens = mask * signs.eq(sign)
+                weighed += [tokens.sum(), tokens.mul_(weights.view(len(mask), -1)).sum()]
+            silent = weights.eq(0).view(len(mask), -1) | ~rows.mask
+            weightless = (silent.all(dim=1) & rows.mask.any(dim=1)).sum()
+        self._since_log.append(torch.stack([mask.sum(), ratio, squares, drift, weightless, *weighed]))
+        self._rows += len(mask)
+
+    def take(self) -> dict[str, list[torch.Tensor]]:
+        """Return the sums since the last call, `(FIGURES,)` each; none if there were none."""
+        sums, self._since_log = self._since_log, []
+        return {"": sums} if sums else {}
+
+    def metrics(self, sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return the metrics of the replayed rows of what was taken, once it is fetched."""
+        if not sums:
+            return {}
+        tokens, ratio, squares, drift, weightless, *weighed = (sum(sums[""][at::FIGURES]) for at in range(FIGURES))
+        values = {"replay/gated_fraction": weightless / self._rows}
+        self._rows = 0
+        if tokens:
+            values["replay/ratio_mean"] = ratio / tokens
+            values["replay/ess"] = ratio * ratio / (tokens * squares)
+            values["replay/drift_mean"] = drift / tokens
+        of_signs = zip(WEIGHTS, weighed[::2], weighed[1::2], strict=True)
+        values |= {key: weight / count for key, count, weight in of_signs if count}
+        return values
+
+
+class MaskWatch:
+    """Warns once where nearly all replayed rows of several updates were masked.
+
+    Args:
+        told (`str`): What masks them, and the remedy; empty where that is meant.
+    """
+
+    def __init__(self, told: str) -> None:
+        self._told = told
+        self._shares: deque[float] = deque(maxlen=UPDATES)
+        self._has_warned = not told
+
+    def __call__(self, measured: Mapping[str, float]) -> None:
+        """Take note of an update's metrics; those without replayed rows tell nothing."""
+        if self._has_warned or GATED not in measured:
+            return
+        self._shares.append(measured[GATED])
+        share = sum(self._shares) / UPDATES
+        if share >= NEARLY_ALL:
+            self._has_warned = True
+            drift = measured.get(DRIFT, 0.0)
+            warnings.warn(
+                f"Of the rows replayed in {UPDATES} updates, {share:.0%} were masked, so that replay teaches nothing "
+                f"(mean |log ratio|: {drift:.2g}): {self._told}",
+                stacklevel=2,
+            )
+
+
+class FreshStats:
+    """Looks at the fresh rows of all micro-batches.
+
+    Args:
+        form ([`LossForm`]): How the loss makes ratios.
+
+    Attributes:
+        means ([`Means`]): Over tokens; of clipping at sequence level, over rows.
+    """
+
+    def __init__(self, form: LossForm) -> None:
+        self._form = form
+        self.means = Means()
+
+    def add(self, micro: MicroBatch, logps: torch.Tensor, entropies: Any, mask: torch.Tensor) -> None:
+        """Note one micro-batch, as TRL made it.
+
+        Args:
+            micro ([`MicroBatch`]): With the old and the reference log-probs of its fresh rows, where there are any.
+            logps (`(b, C)`): The policy's, detached.
+            entropies (`(b, C)`, *optional*): As the log-prob method returned them.
+            mask (`(b, C)` bool): Tokens of fresh rows that the loss trains on.
+        """
+        old = micro.peek(OLD_LOGPS)
+        ratios: torch.Tensor | None = None  # (b, C) or (b, 1); None: all are 1, which no loss clips
+        if old is not None or (self._form.clip_high or 1.0) < 1.0:
+            logs = (logps - (logps if old is None else old)).masked_fill_(~mask, 0.0)
+            ratios = (row_means(logs, mask) if self._form.sequence_level else logs).exp()
+        if torch.is_tensor(entropies):
+            self.means.add("replay/fresh_entropy", entropies.detach(), mask)
+        reference = micro.peek(REF_LOGPS)
+        if reference is not None:
+            gap = reference - logps
+            kl = gap.exp() - gap - 1
+            if self._form.weighs_kl and ratios is not None:
+                kl = kl * ratios
+            self.means.add("replay/fresh_kl", kl, mask)
+        if self._form.clip_high is not None:
+            advantages = micro.peek(ADVANTAGES)
+            taken = None if ratios is None else clipped(self._form, ratios, advantages)
+            by_row = advantages.view(len(mask), -1).size(1) == 1 and self._form.sequence_level
+            counted = mask.any(dim=1, keepdim=True) if by_row else mask
+            self.means.add("replay/fresh_clip_ratio", taken, counted)
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load, save
 
-from ..data.fields import DTYPES
-from ..data.types import Group, GroupKind, Ints, Packed
+from ..data.types import DTYPES, Group, GroupKind, Ints, Packed
 
 INDEX, GROUPS = "index", "groups"
 """Names of two tensors: `GROUPS` holds the bytes of all groups, one after the other, and `INDEX`, as JSON, their

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from ..base.arguments import Named
-from ..base.text import in_json, parse_bytes
+from ..base.files import in_json, parse_bytes
 from ..base.validation import (
     ADAPTIVE,
     AUTO,
     STRATEGY_KINDS,
     Check,
+    Named,
     Refill,
     choice,
     function_name,

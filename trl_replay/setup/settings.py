@@ -11,18 +11,16 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..base.arguments import Named
+from ..base.files import in_json
 from ..base.progress import KeptErrors
-from ..base.text import in_json
-from ..base.validation import AUTO, STRATEGY_KINDS, unusable
+from ..base.validation import AUTO, STRATEGY_KINDS, Named, unusable
 from ..batch.layout import Layout
 from ..buffer import ReplayBuffer
-from ..data.fields import FieldSpec, FieldTable
 from ..data.success import Success
 from ..data.tasks import Tasks
-from ..data.types import Corrected, ReplayedRows
+from ..data.types import Corrected, FieldSpec, FieldTable, ReplayedRows
 from ..hooks import CheckedHooks
-from ..loss.bounds import Bounds, Gates
+from ..loss.supply import Bounds, Gates
 from ..registry import BUILTIN, Plugin, Registry, Strategy, registry
 from ..specs import Kind
 from ..strategies.scopes import Scope, choose_scope

@@ -17,21 +17,27 @@ from ..batch.compose import padding
 from ..batch.group_view import AdvantageRule
 from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
-from ..distributed.agreement import RollCall
-from ..distributed.communicator import Agreed, Communicator
-from ..distributed.row_layout import Decision, RowLayout
+from ..distributed.communicator import Agreed, Communicator, Decision, RollCall, RowLayout
 from ..errors import ReplayError, SeamError
 from ..generation.judge import Judge, JudgedBatch
 from ..generation.rounds import Rounds, Score
-from ..loss.inserted import Handshake
-from ..loss.micro_batch import ROWS, Denominator
-from ..loss.supply import Placed, Supply
-from ..loss.tap import Tap
+from ..loss.supply import ROWS, Denominator, Placed, Supply
+from ..loss.tap import Handshake, Tap
 from ..reporting import Reporting
 from ..setup.settings import Components
 from .decisions import Decisions
-from .fresh_batch import FreshBatch, IterationTemplate, StepCarry
-from .training_batch import collect, compose_batch, count_items, row_factor, row_flags, send_batch, write_advantages
+from .training_batch import (
+    FreshBatch,
+    IterationTemplate,
+    StepCarry,
+    collect,
+    compose_batch,
+    count_items,
+    row_factor,
+    row_flags,
+    send_batch,
+    write_advantages,
+)
 
 NOTHING_LEFT = (
     "Another reward rule than the present one scored the groups of this run, so they have left the buffer, and it "

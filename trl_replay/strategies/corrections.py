@@ -50,7 +50,7 @@ def ratio(rows: ReplayedRows, context: Context) -> Corrected:
     """The importance ratio to the policy that generated the tokens, clipped by the trainer's own loss (PPO).
 
     PPO does not clip the ratio of a negative advantage from above. With this and every other correction it is at most
-    20: see `trl_replay.loss.bounds`.
+    20: see `trl_replay.loss.supply`.
     """
     return Corrected(old_logps=rows.behavior_logps)
 

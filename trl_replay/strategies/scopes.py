@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.text import counted
+from ..base.files import counted
 from ..data.table import Table
 from ..data.types import Floats, Group, Ints, Packed
 from ..errors import ReplayError

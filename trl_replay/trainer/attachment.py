@@ -15,8 +15,7 @@ from ..protocols import AttachedSession
 from ..session import Session
 from ..setup.assembly import assemble, idle_components, of_loss
 from ..setup.config import ReplayConfig
-from ..setup.model_trial import try_model
-from ..setup.preflight import misgivings, preflight
+from ..setup.preflight import misgivings, preflight, try_model
 from ..setup.settings import Settings, choose_scope_of, resolve
 from .seam import put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 

@@ -10,7 +10,7 @@ import pytest
 from trl_replay_freshness import REWARD_HALF_LIFE, abs_reward, freshness, make_decayed, make_half_life
 
 import trl_replay
-from trl_replay.base.arguments import Named
+from trl_replay.base.validation import Named
 from trl_replay.testing import (
     EvictorContract,
     SamplerContract,

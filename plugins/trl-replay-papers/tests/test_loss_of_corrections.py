@@ -17,7 +17,7 @@ from replaying import build, check_batches, check_losses, iterate_corrected, rep
 from support import DEAD, LIVE, LOSSES, Rewards
 
 import trl_replay
-from trl_replay.base.arguments import Named
+from trl_replay.base.validation import Named
 from trl_replay.registry import registry
 from trl_replay.testing import CorrectionContract, make_trainer
 

@@ -21,7 +21,7 @@ from trl_replay_papers.sign_advantage import SignAdvantage
 
 import trl_replay
 from trl_replay import ConfigurationError, RefusedError, hookimpl
-from trl_replay.base.arguments import Named
+from trl_replay.base.validation import Named
 from trl_replay.cli import main
 from trl_replay.registry import registry
 from trl_replay.testing import make_trainer

@@ -16,7 +16,7 @@ from trl_replay_papers.gfpo import Gfpo
 from trl_replay_papers.rl_zvp import RlZvp
 
 import trl_replay
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS
+from trl_replay.loss.supply import EXCLUDED, ROWS
 from trl_replay.testing import make_context, make_groups, make_table, make_tokenizer, make_trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {

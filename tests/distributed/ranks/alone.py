@@ -17,7 +17,7 @@ from support import At, Spy
 
 import trl_replay
 from trl_replay import compat
-from trl_replay.extras.files.rollouts import Rollouts
+from trl_replay.extras.files.session_files import Rollouts
 
 RANK = int(os.environ["RANK"])
 BRIEF = 6

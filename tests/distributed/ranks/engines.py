@@ -30,7 +30,7 @@ from support import Forwards, Spy
 from torch.distributed.tensor import DTensor
 
 import trl_replay
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.trainer import attachment
 

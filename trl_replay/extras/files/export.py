@@ -14,9 +14,8 @@ from ...base.files import replacing
 from ...buffer import ReplayBuffer
 from ...checkpoint import format as saved
 from ...checkpoint.discovery import FOLDER, last_complete_checkpoint
-from ...data.fields import ADVANTAGES, FIELDS, STORED_REWARDS, TOKEN_ADVANTAGES
 from ...data.table import Table
-from ...data.types import Entry, Group
+from ...data.types import ADVANTAGES, FIELDS, STORED_REWARDS, TOKEN_ADVANTAGES, Entry, Group
 from ...errors import CheckpointError, ReplayError
 from ...serialization.groups import unpack
 from .reader import TASK, TOKENIZER, reward_columns

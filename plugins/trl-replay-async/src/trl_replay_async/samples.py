@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from trl_replay.batch.compose import trained_tokens
 from trl_replay.compat import OLD_LOGPS
-from trl_replay.data.fields import ADVANTAGES
-from trl_replay.data.types import Group, Ints
+from trl_replay.data.types import ADVANTAGES, Group, Ints
 from trl_replay.extras.files.export import masked_rows
 
 from . import compat as asynchronous

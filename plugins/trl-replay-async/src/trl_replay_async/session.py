@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from trl_replay import compat
+from trl_replay.base.files import counted
 from trl_replay.base.progress import KeptErrors
-from trl_replay.base.text import counted
 from trl_replay.base.validation import AUTO
 from trl_replay.buffer import Newcomer
 from trl_replay.data.counters import Tally
 from trl_replay.data.prompt_table import PromptTable
 from trl_replay.data.types import FROM_FILE, Entry
-from trl_replay.distributed.agreement import roll_call_of, run_on_all_ranks
+from trl_replay.distributed.communicator import roll_call_of, run_on_all_ranks
 from trl_replay.errors import AttachError, ReplayError
 from trl_replay.extras.files.session_files import Files
 from trl_replay.reporting import Reporting

@@ -7,7 +7,7 @@ from typing import Any
 from support import DEAD, HALF, LIVE, Rewards, Spy, record
 
 import trl_replay
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS
+from trl_replay.loss.supply import EXCLUDED, ROWS
 from trl_replay.testing import make_trainer
 
 

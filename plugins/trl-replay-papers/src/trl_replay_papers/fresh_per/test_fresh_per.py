@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trl_replay import ConfigurationError
-from trl_replay.base.arguments import Named
+from trl_replay.base.validation import Named
 from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_groups, make_table
 from trl_replay_papers.fresh_per import SETTINGS, make_fading, mean_abs_reward

@@ -10,8 +10,8 @@ import torch
 from support import DEAD, LIVE, Rewards, Spy, record
 
 import trl_replay
-from trl_replay.base.arguments import Named
-from trl_replay.loss.micro_batch import ROWS
+from trl_replay.base.validation import Named
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_trainer
 
 PROMPTS = ("1=", "12=", "123+4=")

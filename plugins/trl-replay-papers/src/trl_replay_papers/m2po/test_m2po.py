@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trl_replay.base.arguments import Named
+from trl_replay.base.validation import Named
 from trl_replay.data.types import ReplayedRows
 from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_table

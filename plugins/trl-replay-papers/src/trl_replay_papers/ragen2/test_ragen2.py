@@ -11,7 +11,7 @@ from support import DEAD, LIVE, Rewards, Spy, record
 
 import trl_replay
 from trl_replay import ConfigurationError
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS
+from trl_replay.loss.supply import EXCLUDED, ROWS
 from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_groups, make_table, make_trainer
 from trl_replay_papers.ragen2 import Ragen2

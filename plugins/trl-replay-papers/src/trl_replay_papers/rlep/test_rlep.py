@@ -13,8 +13,8 @@ import torch
 from support import DEAD, HALF, LIVE, Rewards, Spy, record
 
 import trl_replay
-from trl_replay.loss.micro_batch import ROWS
-from trl_replay.setup.rehearsal import made_up_groups
+from trl_replay.loss.supply import ROWS
+from trl_replay.setup.assembly import made_up_groups
 from trl_replay.testing import make_context, make_table, make_trainer
 from trl_replay_papers.rlep import make_successes
 
