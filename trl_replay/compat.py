@@ -508,6 +508,11 @@ def iteration(trainer: Any) -> int:
     return int(trainer._step // trainer.args.steps_per_generation % trainer.num_iterations)
 
 
+def has_seen_all(trainer: Any) -> bool:
+    """Tell whether every micro-batch of the generation batch at hand has had its first forward, or more."""
+    return bool(trainer._step % trainer.args.steps_per_generation == 0)
+
+
 def generates_once(trainer: Any) -> bool:
     """Tell whether the iterations of one generation batch are the whole training."""
     args = trainer.args

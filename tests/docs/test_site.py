@@ -150,7 +150,7 @@ def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments(kind)
     for plugin, spec in registry().strategies(kind):
         if plugin.name == "builtin":
             row = described[spec.name]
-            for argument in arguments_of(spec.factory, kind).named:
+            for argument in arguments_of(spec.factory).named:
                 text = argument.name if argument.default is None else str(argument)
                 assert text in row, f"docs/reference/strategies.md: {text} is no argument of the {kind} {spec.name}"
 

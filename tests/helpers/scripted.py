@@ -114,12 +114,14 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         trainer.add_callback(gradients)
     session = trl_replay.attach(trainer, **replay)
     steps = record(session)
-    hashes, owners = [], []
+    hashes, owners, of_steps = [], [], []
     leave_owners = replay.get("replay_scope") != "gathered"
     step, fetch, drawn, loaded = session.step.take, session.scope.fetch, [], []
 
     def watched(*batch):
+        before = len(drawn)
         out = step(*batch)
+        of_steps.extend(drawn[before:])
         hashes.append(table_hash(session.buffer.table, leave_owners))
         owners.append(np.bincount(session.buffer.table.owner, minlength=trainer.accelerator.num_processes).tolist())
         return out
@@ -158,7 +160,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "loaded rows": loaded,
         "values": session.components.success.values,
         "owners": owners,
-        "drawn": drawn[: len(steps)],
+        "drawn": of_steps,
         "behavior": behavior(trainer),
         "gradients": gradients.kept,
         "counters": dict(session.totals.counters),

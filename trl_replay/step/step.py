@@ -257,8 +257,9 @@ class Step:
         self._settle(rows, pending)
 
     def settle(self) -> None:
-        """Settle the last batch's candidates now: a checkpoint holds none. The next batch's metrics tell of it."""
-        if self.carry.pending is None:
+        """Settle the last batch's candidates now, once all of its rows have had a forward: a checkpoint holds none. The
+        next batch's metrics tell of it."""
+        if self.carry.pending is None or not compat.has_seen_all(self._trainer()):
             return
         pending, rows = self._share(None, compat.local_rows(self._trainer()))
         self._carry_settled(self._settle(rows, pending).total)
