@@ -15,6 +15,7 @@ from teacher import TEACHER
 import trl_replay
 from trl_replay.cli.commands import COMMANDS, RUN, main, parser
 from trl_replay.data.types import FIELDS
+from trl_replay.strategies.corrections import ON_LONG_ANSWERS
 from trl_replay.testing import make_trainer
 
 ROOT = Path(__file__).parents[2]
@@ -139,3 +140,10 @@ def test_the_code_that_the_architecture_shows_stands_in_the_package():
     source = " ".join(" ".join(path.read_text().split()) for path in sorted(package.rglob("*.py")))
     for block in blocks("architecture.md", "python"):
         assert " ".join(block.split()) in source, block
+
+
+def test_all_places_give_one_advice_on_long_answers():
+    skill = Path(trl_replay.__file__).parent / ".agents" / "skills" / "trl-replay" / "SKILL.md"
+    places = [PAGES[name] for name in ("README.md", "by-symptom.md", "agents.md", "evidence.md")]
+    for text in (*places, skill.read_text()):
+        assert ON_LONG_ANSWERS.rstrip(".") in " ".join(text.replace("`", "").split())

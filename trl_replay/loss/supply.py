@@ -528,11 +528,12 @@ class OffPolicyStats:
         ratio = over_tokens(ratios)
         weightless, *weighed = ratio.new_zeros(5)
         if weights is not None:
-            weighed, signs = [], rows.advantages.view(len(mask), -1).sign()
-            for sign in (1, -1):
-                tokens = mask * signs.eq(sign)
-                weighed += [tokens.sum(), tokens.mul_(weights.view(len(mask), -1)).sum()]
-            silent = weights.eq(0).view(len(mask), -1) | ~rows.mask
+            given, signs = (values.view(len(mask), -1) for values in (weights, rows.advantages))
+            of_rows = max(given.shape[1], signs.shape[1]) == 1
+            tokens, weighed = mask.sum(dim=1, keepdim=True) if of_rows else mask, []
+            for side in (signs > 0, signs < 0):
+                weighed += [(tokens * side).sum(), (tokens * side).mul_(given).sum()]
+            silent = given.eq(0) | tokens.eq(0)
             weightless = (silent.all(dim=1) & rows.mask.any(dim=1)).sum()
         self._since_log.append(torch.stack([mask.sum(), ratio, squares, drift, weightless, *weighed]))
         self._rows += len(mask)

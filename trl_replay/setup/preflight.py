@@ -15,6 +15,7 @@ from ..base.files import counted, format_bytes
 from ..buffer.replay_buffer import slots_within
 from ..errors import RefusedError
 from ..loss.supply import Noise
+from ..strategies.corrections import LONG_ANSWER, ON_LONG_ANSWERS
 from ..strategies.scopes import Scope
 from ..strategies.selectors import ALWAYS_SHARE
 from .settings import Components, Settings
@@ -367,6 +368,14 @@ def misgivings(trainer: Any, settings: Settings, components: Components, trial: 
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
         yield from _loses_its_file(settings)
+    by_product = (settings.label("correction"), trainer.importance_sampling_level) == ("topr", "token")
+    if (
+        settings.config.replay_preset == "sample_efficient"
+        and by_product
+        and settings.strategies["correction"].arguments.get("level", "sequence") != "token"
+        and (trainer.max_completion_length or 0) >= LONG_ANSWER
+    ):
+        yield f"replay_preset='sample_efficient' sets replay_correction='topr'. {ON_LONG_ANSWERS}"
     if (
         components.forwards_to_record
         and settings.config.replay_record == "auto"

@@ -257,8 +257,10 @@ class Step:
         self._settle(rows, pending)
 
     def settle(self) -> None:
-        """Settle the last batch's candidates now, once all of its rows have had a forward: a checkpoint holds none. The
-        next batch's metrics tell of it."""
+        """Settle the last batch's candidates now, once all of its rows have had a forward: a checkpoint holds none.
+
+        The next batch's metrics tell of it.
+        """
         if self.carry.pending is None or not compat.has_seen_all(self._trainer()):
             return
         pending, rows = self._share(None, compat.local_rows(self._trainer()))
