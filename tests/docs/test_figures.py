@@ -41,6 +41,10 @@ def of_what_tells(report):
     return [report.table(report.dots()), report.study.by_rate(report.study.finished(), "topics")]
 
 
+def of_long_answers(long):
+    return [*(long.table(long.finished(), task) for task in ("12", "128")), long.weights(long.finished())]
+
+
 TABLES = [
     # reports or pages, benchmark, and what makes tables of its results, each a list of lines
     ("learning", "learning_report", lambda report: [report.overview(results_of("learning"))]),
@@ -54,6 +58,8 @@ TABLES = [
     ("updates_per_batch", "updates_per_batch", of_updates),
     ("updates_per_batch", "learning_rates", of_rates),
     ("updates_per_batch", "second_model", lambda second: [second.table(second.finished())]),
+    ("long_answers", "long_answers", of_long_answers),
+    ("long_answers", "log_ratios", lambda drift: [drift.table(drift.ledger())]),
     ("second_runs", "second_runs", lambda second: [second.table(second.finished(second.RESULTS))]),
 ]  # fmt: skip
 
@@ -213,6 +219,26 @@ def test_what_the_readme_says_of_the_preset_was_measured():
         "{0} of {1} on a CPU and {2} of {3} on a GPU; with `beta=0.1` as well, 0 of {8} on a CPU; with the preset, "
         "{4} of {5} (of *french*, five seeds) and {6} of {7}.".format(*itertools.chain(*there), len(with_kl))
     ) in readme
+
+
+def test_what_pages_say_of_long_answers_was_measured():
+    """And the advice begins at the shortest length at which it was measured to be better."""
+    long, drift = importlib.import_module("long_answers"), importlib.import_module("log_ratios")
+    done, page = long.finished(), " ".join((ROOT / "docs" / "evidence.md").read_text().split())
+
+    def best(task, arm):
+        return np.mean(long.ends(done, task, arm)[long.best_of(done, task, arm)])
+
+    arms = ("topr", "stock", "topr(level='token')")
+    assert "ends at {:.2f}, stock at {:.2f}, and with".format(*(best("128", arm) for arm in arms[:2])) in page
+    assert "`topr(level='token')` at {:.2f}. At 12".format(best("128", arms[2])) in page
+    assert "At 12 tokens: {:.2f}, {:.2f}, and {:.2f}.".format(*(best("12", arm) for arm in arms)) in page
+    once = {
+        line["tokens"]: np.mean(np.minimum(np.exp(line["sums"]), 1))
+        for line in drift.ledger()
+        if (line["rate"], line["update"], line["set"]) == (1e-5, 1, "used, A = -1")
+    }
+    assert f"used once, to {once[16]:.2f} at 16 tokens, and {once[256]:.0e} at 256 (SmolLM2-135M, 1e-05)" in page
 
 
 def test_what_pages_say_of_the_second_model_was_measured():
