@@ -233,6 +233,8 @@ def test_what_pages_say_of_long_answers_was_measured():
     assert "ends at {:.2f}, stock at {:.2f}, and with".format(*(best("128", arm) for arm in arms[:2])) in page
     assert "`topr(level='token')` at {:.2f}. At 12".format(best("128", arms[2])) in page
     assert "At 12 tokens: {:.2f}, {:.2f}, and {:.2f}.".format(*(best("12", arm) for arm in arms)) in page
+    readme = (ROOT / "README.md").read_text()
+    assert "(128: {:.2f} for stock's {:.2f})".format(*(best("128", arm) for arm in arms[:0:-1])) in readme
     once = {
         line["tokens"]: np.mean(np.minimum(np.exp(line["sums"]), 1))
         for line in drift.ledger()
