@@ -32,21 +32,16 @@ SEQUENCE_DRIFT = "replay/sequence_drift_mean"
 """Where there is this, the loss forms a ratio a row, and the log has the others."""
 DEFAULTS = ReplayConfig()
 OF_SETTING: Mapping[str, str | None] = {
+    **dict.fromkeys((*CLIPPED, "replay/fresh_entropy", "replay/padding", "replay/seconds")),
+    **dict.fromkeys((DRIFT, *WEIGHTS), "replay_correction"),
     "replay/bytes": "replay_max_bytes",
-    "replay/clip_ratio": None,
-    DRIFT: "replay_correction",
     "replay/evicted": "replay_evictor",
-    "replay/fresh_clip_ratio": None,
-    "replay/fresh_entropy": None,
     "replay/fresh_kl": "replay_kl",
-    "replay/padding": None,
     "replay/replaced_rows_fraction": "replay_mixer",
     "replay/score_mean": "replay_scorer",
-    "replay/seconds": None,
     "replay/stored": "replay_selector",
     "replay/tasks": "replay_task_columns",
     "replay/uses_mean": "replay_max_uses",
-    **dict.fromkeys(WEIGHTS, "replay_correction"),
 }
 """Metrics that the log has while a setting is not the default one; those of none stand in `session.metrics` alone."""
 IN_DOUBT = ("replay/lowest_fraction", "replay/highest_fraction")

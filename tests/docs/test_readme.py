@@ -9,6 +9,7 @@ from support import DEAD, LIVE, Rewards
 
 import trl_replay
 from trl_replay.cli.commands import main
+from trl_replay.strategies.scopes import SCOPES
 from trl_replay.testing import make_trainer
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def test_what_it_mixes_by_name_attaches_in_python_and_yaml(tmp_path, plug, capsy
         assert session.config.replay_sampler == given["replay_sampler"]
     assert all(f'{name}="{value}"' in mixed for name, value in given.items())
     main(["list"])
-    listed = set(re.findall(r"[\w]+", capsys.readouterr().out))
+    listed = {*SCOPES, *re.findall(r"[\w]+", capsys.readouterr().out)}
     for row in re.findall(r"^\| `replay_\w+` \| .* \| (.*) \|$", README, re.MULTILINE):
         assert set(re.findall(r"`(\w+)`", row)) <= listed
 

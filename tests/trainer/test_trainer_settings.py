@@ -43,6 +43,7 @@ NOT_HERE = {
     "a hub's model, which the trainer loads before anything is attached": ("model_init_kwargs", "trust_remote_code"),
     "evaluation, which replay leaves as it is": ("num_generations_eval",),
     "generation with tools; tests of tools take its completions": ("max_tool_calling_iterations",),
+    "a reference that is synced, which stored KL terms refuse": ("ref_model_mixup_alpha", "ref_model_sync_steps"),
     "needs a network": ("log_completions_hub_repo",),
     "takes 10 GB of memory": ("use_transformers_paged",),
     "needs a GPU": ("use_transformers_continuous_batching", "transformers_continuous_batching_config"),

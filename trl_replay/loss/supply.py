@@ -837,7 +837,8 @@ class Supply:
                 kept = placed.proximal[number] = logps, place
             rows.append(kept)
         block = rows[0][0]
-        if block is logps and all(row[0] is block and row[1] == place for place, row in enumerate(rows)):
+        is_same = block.shape == logps.shape and len(rows) == len(block)
+        if is_same and all(row[0] is block and row[1] == place for place, row in enumerate(rows)):
             return block
         return torch.stack([_as_wide(rows_of[place : place + 1], width)[0] for rows_of, place in rows])
 

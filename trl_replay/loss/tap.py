@@ -53,6 +53,7 @@ class LossClasses:
     def __init__(self, around: Around) -> None:
         self._around = around
         self._made: dict[tuple[Any, ...], type] = {}
+        self._named_around: dict[tuple[Any, ...], set[Any]] = {}
 
     def check(self, trainer: Any) -> None:
         """Make the class, and try it on the trainer.
@@ -94,8 +95,7 @@ class LossClasses:
         finally:
             object.__setattr__(trainer, "__class__", before)
 
-    @staticmethod
-    def check_overrides(trainer_class: type, read: Collection[str]) -> None:
+    def check_overrides(self, trainer_class: type, read: Collection[str]) -> None:
         """Look for a term of an override's own in a loss with replayed rows whose batch has no old log-probs.
 
         Args:
@@ -105,12 +105,12 @@ class LossClasses:
         Raises:
             SeamError: The override asks for old log-probs.
         """
-        maker = loss_maker(trainer_class)
-        around = [vars(base)[WHOLE] for base in _own(trainer_class, WHOLE)]
-        around += [vars(base)[LOSS] for base in _own(trainer_class, LOSS) if issubclass(base, maker) and base != maker]
-        if OLD_LOGPS in {*read}.union(*map(_names, around)):
+        key = trainer_class, *(vars(base).get(name) for base in trainer_class.__mro__ for name in (LOSS, WHOLE))
+        if key not in self._named_around:
+            self._named_around[key] = _named_around(trainer_class)
+        if OLD_LOGPS in self._named_around[key] or OLD_LOGPS in read:
             raise SeamError(
-                f"A loss around {maker.__name__}.{LOSS} reads {OLD_LOGPS!r}, which its batch does not have: a term of "
+                f"A loss around {loss_maker(trainer_class).__name__}.{LOSS} reads {OLD_LOGPS!r}, which its batch does not have: a term of "
                 "its own would train replayed rows as if they were on-policy. Set num_iterations=2, by which TRL's "
                 f"batch has them, put the term into the loss itself (one {LOSS} that calls no other), or train "
                 "without replay: use_replay=False."
@@ -153,6 +153,14 @@ def loss_maker(trainer_class: type) -> type:
     defining = [base for base in trainer_class.__mro__ if LOSS in vars(base)]
     names = {base: _names(vars(base)[LOSS]) for base in defining}
     return next((base for base in defining if LOGPS in names[base] and LOSS not in names[base]), defining[-1])
+
+
+def _named_around(trainer_class: type) -> set[Any]:
+    """What the overrides name that stand around the loss that calls no other."""
+    maker = loss_maker(trainer_class)
+    around = [vars(base)[WHOLE] for base in _own(trainer_class, WHOLE)]
+    around += [vars(base)[LOSS] for base in _own(trainer_class, LOSS) if issubclass(base, maker) and base != maker]
+    return set().union(*map(_names, around))
 
 
 def _names(function: Any, seen: frozenset[Any] = frozenset()) -> set[Any]:
