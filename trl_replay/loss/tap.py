@@ -109,8 +109,9 @@ class LossClasses:
         if key not in self._named_around:
             self._named_around[key] = _named_around(trainer_class)
         if OLD_LOGPS in self._named_around[key] or OLD_LOGPS in read:
+            maker = loss_maker(trainer_class)
             raise SeamError(
-                f"A loss around {loss_maker(trainer_class).__name__}.{LOSS} reads {OLD_LOGPS!r}, which its batch does not have: a term of "
+                f"A loss around {maker.__name__}.{LOSS} reads {OLD_LOGPS!r}, which its batch does not have: a term of "
                 "its own would train replayed rows as if they were on-policy. Set num_iterations=2, by which TRL's "
                 f"batch has them, put the term into the loss itself (one {LOSS} that calls no other), or train "
                 "without replay: use_replay=False."
