@@ -176,6 +176,15 @@ def _called(kind: Kind, strategy: Any) -> CheckedHooks:
     return CheckedHooks([], {}, {kind: strategy})
 
 
+def _assert_repeats(call: Callable[[], Any]) -> None:
+    """Raise an `AssertionError` where the same table and generator give something else a second time."""
+    first, second = call(), call()
+    assert first.tolist() == second.tolist(), (
+        f"gave {first.tolist()}, then {second.tolist()}, from the same table and generator: processes would differ. "
+        "Draw from context.rng alone."
+    )
+
+
 class _OfTable:
     """Gives strategies a table.
 
@@ -217,6 +226,10 @@ class ScorerContract(_OfTable):
         np.testing.assert_array_equal(groups.rewards, before.rewards)
         np.testing.assert_array_equal(groups.advantages, before.advantages)
 
+    def test_gives_the_same_from_the_same_generator(self) -> None:
+        """All randomness is `context.rng`'s."""
+        _assert_repeats(lambda: self._score(make_groups(REWARDS)))
+
     def _score(self, groups: Groups) -> Floats:
         return _called("scorer", self.strategy).score(groups, self._context())
 
@@ -232,6 +245,11 @@ class EvictorContract(_OfTable):
             table = self._table(scores)
             _called("evictor", self.strategy).rank(table, make_context(table))
             _assert_same(table, self._table(scores))
+
+    def test_ranks_the_same_from_the_same_generator(self) -> None:
+        """All randomness is `context.rng`'s."""
+        table = self._table(SCORES["mixed"])
+        _assert_repeats(lambda: _called("evictor", self.strategy).rank(table, make_context(table)))
 
 
 class SamplerContract(_OfTable):
@@ -251,9 +269,7 @@ class SamplerContract(_OfTable):
     def test_draws_the_same_from_the_same_generator(self) -> None:
         """All randomness is `context.rng`'s."""
         table = self._table(SCORES["mixed"])
-        first = self._draw(table, 4, seed=7)
-        second = self._draw(table, 4, seed=7)
-        assert first.tolist() == second.tolist(), f"the same seed drew {first.tolist()} and {second.tolist()}"
+        _assert_repeats(lambda: self._draw(table, 4))
 
     def test_leaves_the_table_and_the_global_generators_alone(self) -> None:
         """Every column and NumPy's global state are as before."""
@@ -263,9 +279,9 @@ class SamplerContract(_OfTable):
         _assert_same(table, self._table(SCORES["mixed"]))
         assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
 
-    def _draw(self, table: Table, count: int, seed: int = 0) -> Ints:
+    def _draw(self, table: Table, count: int) -> Ints:
         slots = make_groups([[0, 0, 0, 0]] * count)
-        context = make_context(table, seed=seed, slots=slots)
+        context = make_context(table, slots=slots)
         return _called("sampler", self.strategy).sample(table, count, context)
 
 
@@ -284,6 +300,12 @@ class MixerContract(_OfTable):
             _called("mixer", self.strategy).mix(table, np.array(drawn), slots, context)
         _assert_same(table, self._table(scores))
 
+    def test_mixes_the_same_from_the_same_generator(self) -> None:
+        """All randomness is `context.rng`'s."""
+        table, slots = self._table([1.0, 2.0]), make_groups([[0, 0, 0, 0], [1, 0, 0, 1]])
+        drawn, called = np.array([[0], [1]]), _called("mixer", self.strategy)
+        _assert_repeats(lambda: called.mix(table, drawn, slots, make_context(table, slots=slots)))
+
 
 class SelectorContract(_OfTable):
     """A selector returns distinct indices of fresh groups."""
@@ -293,7 +315,14 @@ class SelectorContract(_OfTable):
     def test_selects_distinct_groups(self) -> None:
         """Check that indices lie in the batch, none twice."""
         for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]]):
-            _called("selector", self.strategy).select(make_groups(rewards), self._context())
+            self._select(rewards)
+
+    def test_selects_the_same_from_the_same_generator(self) -> None:
+        """All randomness is `context.rng`'s."""
+        _assert_repeats(lambda: self._select(REWARDS * 4))
+
+    def _select(self, rewards: Sequence[Sequence[float]]) -> Ints:
+        return _called("selector", self.strategy).select(make_groups(rewards), self._context())
 
 
 class CorrectionContract(_OfTable):

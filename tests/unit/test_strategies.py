@@ -1,5 +1,6 @@
 """Every built-in strategy under its contract suite."""
 
+import itertools
 import re
 
 import numpy as np
@@ -65,13 +66,16 @@ def rescales(groups, context):
     return np.zeros(len(groups))
 
 
+CALLS = itertools.count()
 BAD = [
     (ScorerContract, lambda groups, context: np.ones(3)),
     (ScorerContract, lambda groups, context: np.full(len(groups), np.nan)),
     (ScorerContract, lambda groups, context: groups.reward_mean - groups.reward_mean.mean()),
     (ScorerContract, rescales),
+    (ScorerContract, lambda groups, context: np.random.default_rng().random(len(groups))),
     (EvictorContract, lambda table, context: np.ones(2)),
     (EvictorContract, lambda table, context: table.score * np.nan),
+    (EvictorContract, lambda table, context: np.random.default_rng().random(len(table))),
     (EvictorContract, marks),
     (SamplerContract, lambda table, count, context: np.zeros(count, int)),
     (SamplerContract, lambda table, count, context: np.arange(count)),
@@ -83,7 +87,9 @@ BAD = [
     (MixerContract, lambda table, drawn, slots, context: np.zeros((len(drawn), 3), int)),
     (MixerContract, lambda table, drawn, slots, context: np.tile([4, 5, 6, 7], (len(drawn), 1))),
     (SelectorContract, lambda groups, context: [0, 0]),
+    (MixerContract, lambda table, drawn, slots, context: np.roll([[0, 1, 2, 3]] * 2, next(CALLS), axis=1)),
     (SelectorContract, lambda groups, context: [7]),
+    (SelectorContract, lambda groups, context: np.random.default_rng().permutation(len(groups))),
 ]
 
 
