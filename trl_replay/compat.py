@@ -508,6 +508,14 @@ def iteration(trainer: Any) -> int:
     return int(trainer._step // trainer.args.steps_per_generation % trainer.num_iterations)
 
 
+def is_training(trainer: Any) -> bool:
+    """Tell whether the call comes from within `train`: `is_in_train` stays set where an error ended a training."""
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code.co_name == "train" and frame.f_locals.get("self") is trainer):
+        frame = frame.f_back
+    return frame is not None
+
+
 def has_seen_all(trainer: Any) -> bool:
     """Tell whether every micro-batch of the generation batch at hand has had its first forward, or more."""
     return bool(trainer._step % trainer.args.steps_per_generation == 0)

@@ -134,7 +134,7 @@ def detach(trainer: Any) -> None:
         del _sessions[trainer]
         return
     refuse_patches_on_top(trainer, session)
-    if session.scoring or (trainer.is_in_train and session.components.processes > 1):
+    if session.scoring or (session.components.processes > 1 and compat.is_training(trainer)):
         raise AttachError(
             "detach() was called in the midst of training, where other processes or the batch at hand go on with "
             "replay: detach between trainings. To train without replay, set use_replay=False."
