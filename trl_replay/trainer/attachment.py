@@ -139,10 +139,6 @@ def detach(trainer: Any) -> None:
             "detach() was called in the midst of training, where other processes or the batch at hand go on with "
             "replay: detach between trainings. To train without replay, set use_replay=False."
         )
-    _leave(trainer, session)
-
-
-def _leave(trainer: Any, session: AttachedSession) -> None:
     del _sessions[trainer]
     session.mark_detached()
     take_off(trainer, session)
@@ -172,12 +168,8 @@ class Attached(AbstractContextManager[Session]):
         return self._session
 
     def __exit__(self, *raised: object) -> None:
-        if _sessions.get(self._trainer) is not self._session:
-            return
-        if raised[0] is None or not self._session.enabled:
+        if _sessions.get(self._trainer) is self._session:
             detach(self._trainer)
-        else:
-            _leave(self._trainer, self._session)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
