@@ -20,13 +20,9 @@ from .data.types import Groups
 from .generation.judge import doubt_of
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
-from .strategies.corrections import ON_LONG_ANSWERS
 
 TOLD = 1e-3
 """A token's noise in nats from which on it is told."""
-FORGOTTEN = 0.05
-"""Mean weight of stored failures below which it is told that there is none; a correction that gives them none means
-to."""
 CLIPPED = ("replay/clip_ratio", "replay/fresh_clip_ratio")
 SEQUENCE_DRIFT = "replay/sequence_drift_mean"
 """Where there is this, the loss forms a ratio a row, and the log has the others."""
@@ -158,9 +154,6 @@ class Reporting:
         noise = components.loss.bounds.noise
         if noise is not None and noise.token_mean >= TOLD:
             lines.append(f"noise: {noise}; so much of replay/drift_mean is no staleness")
-        weight = self._totals.metrics.get(WEIGHTS[1], 0.0)
-        if 0 < weight < FORGOTTEN:
-            lines.append(f"stored failures have no weight any more ({weight:.1g}). {ON_LONG_ANSWERS}")
         doubt = doubt_of(settings, components.success, trainer)
         if not doubt and components.success.is_graded:
             doubt = f"{components.success.doubt()}; set {components.success.remedy}"
