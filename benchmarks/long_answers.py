@@ -85,6 +85,7 @@ ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
     (("12", "128"), FIRST, RATES[:2]),
     (("64",), FIRST, RATES[1:2]),
     (("12",), PLANNED, RATES),
+    (("128",), OTHERS, RATES[1:2]),
     (("64",), FIRST, RATES[:1]),
     (LONG, OTHERS, RATES[:2]),
     (LONG, PLANNED, RATES[2:]),
