@@ -732,12 +732,6 @@ def rendered(trainer: Any, messages: Sequence[Any], opens: bool) -> str:
     return text
 
 
-def tool_suffix(trainer: Any, messages: Sequence[Any]) -> list[int]:
-    """Return the token ids that the trainer puts between two turns of its model for what tools returned."""
-    ids: list[int] = trainer._get_tool_suffix_ids(messages)
-    return ids
-
-
 def stop_ids(trainer: Any) -> list[int]:
     """Return the tokens that end a completion: those of the model's generation config, too, from 1.14 on."""
     return list(getattr(trainer, "eos_token_ids", None) or [tokenizer(trainer).eos_token_id])

@@ -120,8 +120,8 @@ class Request(NamedTuple):
 class SessionFiles(Protocol):
     """What a session does with files (see `trl_replay.extras.files.session_files`)."""
 
-    def warm_start(self, again: bool = False) -> None:
-        """Fill the buffer from `replay_warm_start`, once in the life of a run, and again where its groups left."""
+    def warm_start(self) -> None:
+        """Fill the buffer from `replay_warm_start`, once in the life of a run."""
 
     def add(self, source: Any, incomplete: str, rescore: bool) -> int:
         """Add groups made elsewhere; return their number."""

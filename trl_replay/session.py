@@ -55,13 +55,7 @@ class Session:
         self.roll_call = roll_call_of(trainer, settings, components.scope)
         self.reporting = Reporting(self._trainer, components)
         self._mask_watch = MaskWatch(_what_masks(settings))
-        self.step = Step(
-            self._trainer,
-            components,
-            self.reporting,
-            self.roll_call,
-            read_again=lambda: self.files.warm_start(again=True),
-        )
+        self.step = Step(self._trainer, components, self.reporting, self.roll_call)
         self.seam = components.layout.seam(trainer, self.iterates) if self.enabled else []
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scenarios import train
 from support import DEAD, HALF, LIVE, Act, Rewards
+from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay import ReplayError, compat
@@ -399,9 +400,14 @@ def file(tmp_path):
     return path
 
 
-def test_a_second_run_whose_weights_change_reads_its_file_again(tmp_path, file):
+def test_a_second_run_whose_weights_change_trains_on_a_file_that_is_added_then(tmp_path, file):
     trainer, session, drawn = second_run(tmp_path, [a, b], file, reward_weights=[1.0, 0.0])
-    trainer.add_callback(Act({3: lambda: weigh(0.0, 1.0)(session)}))
+
+    def change():
+        weigh(0.0, 1.0)(session)
+        assert session.add(str(file)) == 4
+
+    trainer.add_callback(Act({3: change}))
     trainer.train()
     assert len(drawn) > 6
     assert all(drawn), "no iteration trains on the generated batch"
@@ -422,6 +428,7 @@ def test_a_plugin_that_shapes_advantages_shapes_a_files_groups_before_and_after_
     def change(session):
         look(session)
         weigh(0.0, 1.0)(session)
+        assert session.add(str(file)) == 4
 
     train(
         tmp_path, rewards=[a, b], hooks={"advantages": doubled}, at={1: change, 3: look}, max_steps=4,
@@ -433,33 +440,33 @@ def test_a_plugin_that_shapes_advantages_shapes_a_files_groups_before_and_after_
     assert found[1].tolist() == [after] * 4
 
 
-def by_length(completions, **_):
-    return [float(len(text) % 3) for text in completions]
-
-
-@pytest.mark.parametrize("functions", [[a, b], [b], [a, b, by_length]])
-def test_a_second_run_resumed_under_another_rule_trains_on_no_repeated_batch(tmp_path, file, functions):
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_second_run_resumed_under_another_rule_needs_its_file_again(tmp_path, file, adds):
     saves = {"save_strategy": "steps", "save_steps": 4}
     second_run(tmp_path / "a", [a, b], file, reward_weights=[1.0, 0.0], **saves)[0].train()
-    if by_length in functions:
-        path = file.with_name("second.jsonl")
-        path.write_text("\n".join(json.dumps({**row, "reward/by_length": 0.0}) for row in NAMED))
-        file = path
-    weights = [float(function is b) for function in functions]
-    trainer, session, drawn = second_run(tmp_path / "b", functions, file, reward_weights=weights)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-4"))
+    trainer, session, drawn = second_run(tmp_path / "b", [b], file)
+    checkpoint = str(tmp_path / "a" / "checkpoint-4")
+    if not adds:
+        with pytest.raises(ReplayError, match=r"generates no further batch.* on_train_begin where"):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        return
+
+    class Adds(TrainerCallback):
+        def on_train_begin(self, *given, **named):
+            assert session.add(str(file)) == 4
+
+    trainer.add_callback(Adds())
+    trainer.train(resume_from_checkpoint=checkpoint)
     assert len(drawn) == 3, "one batch is generated on resuming"
     assert all(drawn)
     table = session.buffer.table
     assert (table.row_advantage[table.origin > 0].argmax(axis=1) == 3).all()
 
 
-def test_a_second_run_without_a_file_to_read_again_is_refused_under_another_rule(tmp_path, file):
-    with pytest.warns(UserWarning, match="replay_warm_start is not set"):
-        trainer, session, _ = second_run(tmp_path, [a, b], None, reward_weights=[1.0, 0.0])
-    session.add(str(file))
+def test_a_second_run_whose_groups_have_left_is_refused(tmp_path, file):
+    trainer, session, _ = second_run(tmp_path, [a, b], file, reward_weights=[1.0, 0.0])
     trainer.add_callback(Act({3: lambda: weigh(0.0, 1.0)(session)}))
-    with pytest.raises(ReplayError, match=r"generates no further batch.* call session\.add"):
+    with pytest.raises(ReplayError, match=r"generates no further batch.* Call session\.add"):
         trainer.train()
     assert trainer.state.global_step == 3
 

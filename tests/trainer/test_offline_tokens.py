@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from chat import ENDS_WHOLE, NAMES_CHANNEL, QUESTION, TEMPLATE, attached, chat_trainer, stored, tool_trainer
+from chat import ENDS_WHOLE, NAMES_CHANNEL, QUESTION, attached, chat_trainer, stored, tool_trainer
 from releases import since
 from support import DEAD, LIVE, Rewards, record
 from teacher import rows, rows_of
@@ -139,8 +139,7 @@ def test_160_groups_that_are_cut_or_filled_up_get_advantages_anew(tmp_path, size
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-@pytest.mark.parametrize("form", ["trl", "ids"])
-def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_path, form):
+def test_155_turns_and_tools_of_a_file_are_what_the_trainer_made_of_them_by_their_ids(tmp_path):
     kept = []
 
     def reward(completions, **_):
@@ -155,9 +154,8 @@ def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_
     lengths = batch["completion_mask"].sum(dim=1).tolist()
     ids = [row[:length].tolist() for row, length in zip(batch["completion_ids"], lengths, strict=True)]
     mask = [row[:length].tolist() for row, length in zip(batch["tool_mask"], lengths, strict=True)]
-    if form == "ids":  # a mask of the model's tokens, by the name that other libraries have for it
-        beside = zip(made, ids, mask, strict=True)
-        made = [row | {"prompt_ids": [3], "completion_ids": one, "completion_mask": its} for row, one, its in beside]
+    beside = zip(made, ids, mask, strict=True)  # a mask of the model's tokens, as other libraries name it
+    made = [row | {"prompt_ids": [3], "completion_ids": one, "completion_mask": its} for row, one, its in beside]
     session = attached(trainer)
     assert session.add(made) == 1
     group = session.buffer.load(0)
@@ -199,26 +197,11 @@ def as_qwen(arguments):
     return f'<tool_call>\n{{"name": "lookup", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
-def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path):
-    trainer = chat_trainer(tmp_path, max_completion_length=40)
-    session = attached(trainer)
-    turns = [
-        {"role": "user", "content": "no"},
-        {"role": "assistant", "content": "3"},
-        {"role": "user", "content": "ok"},
-    ]
-    assert session.add(rows_of(QUESTION, [[*one, *turns] for one in said(*"1234")], REWARDS)) == 1
-    assert stored(session)[0] == "1<end>\n<turn>user no<end>\n<turn>assistant 3<end>"
-    mask = session.buffer.load(0).tensors["tool_mask"].tolist()
-    between = len("\n") + 1 + len("user no") + 1 + len("\n") + 1 + len("assistant ")
-    assert mask[: 4 + between] == [1, 1, *[0] * between, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("completion", "reason"),
     [
-        ([{"role": "user", "content": "1"}], "do not begin with the assistant's"),
-        (said("1")[0] + said("2")[0], "follow each other"),
+        ([{"role": "user", "content": "1"}], "of several turns, give completion_ids, and tool_mask"),
+        ([*said("1")[0], {"role": "tool", "content": "2"}, *said("2")[0]], "of several turns, give completion_ids"),
         ("1<end>\n<turn>user 2", "goes on after the end of a turn"),
         ([{"role": "assistant", "content": "1", "reasoning_content": "hm"}], "leaves out its reasoning_content"),
         ([{"role": "assistant", "content": [{"type": "image"}]}], "more than text"),
@@ -233,21 +216,11 @@ def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(t
     assert reason in counted
 
 
-SAYS_ONE = "{% if messages|length > 2 %}{{ raise_exception('one turn alone') }}{% endif %}" + TEMPLATE
-
-
-@pytest.mark.parametrize(
-    ("completion", "reason"),
-    [
-        (lambda: calling({"key": "a"}), "the chat template leaves out its tool_calls"),
-        (lambda: [*said("1")[0], {"role": "user", "content": "no"}, *said("2")[0]], "one turn alone"),
-    ],
-    ids=["calls of tools without content", "several turns"],
-)
-def test_a_file_of_which_every_row_is_refused_is_warned_of_with_the_reason(tmp_path, completion, reason):
-    session = attached(chat_trainer(tmp_path, template=SAYS_ONE))
-    with pytest.warns(UserWarning, match=f"No group of the rows given was added: a row was refused: .*{reason}"):
-        assert session.add(rows_of(QUESTION, [completion()] * 4, REWARDS)) == 0
+def test_a_file_of_which_every_row_is_refused_is_warned_of_with_the_reason(tmp_path):
+    session = attached(chat_trainer(tmp_path))
+    refused = "No group of the rows given was added: a row was refused: .*the chat template leaves out its tool_calls"
+    with pytest.warns(UserWarning, match=refused):
+        assert session.add(rows_of(QUESTION, [calling({"key": "a"})] * 4, REWARDS)) == 0
 
 
 def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path):

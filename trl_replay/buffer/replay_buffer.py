@@ -576,11 +576,11 @@ class ReplayBuffer:
         if not self.serial:
             return
         self.scored_from = self.serial
-        self.warmed = False
         self._rules += 1
         if tells and self._rules in (1, MANY_RULES):
             told = "; ".join(changes)
-            warnings.warn(f"{RULE_CHANGED} ({told})." + (SCHEDULED if self._rules == MANY_RULES else ""), stacklevel=2)
+            many = SCHEDULED if self._rules == MANY_RULES else ""
+            warnings.warn(f"{RULE_CHANGED} ({told}). session.add(...) adds a file's again.{many}", stacklevel=2)
 
     def _score_by(self, rule: RewardRule) -> None:
         self.table.score_by(rule, self.rules.reward)

@@ -67,7 +67,6 @@ class Tally:
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
             admitted.
         retired (`float`): Entries that left because their prompt was solved, or another reward rule scored them.
-        unread (`float`): Buffers that the groups of `replay_warm_start` have left with all others.
         excluded (`float`): Groups of which all rows are masked.
         size, tasks, bytes (`float`): Entries of the buffer after this batch, the tasks that they are of, and bytes.
         entries, rows (`float`): Entries that gave a row; rows that they gave.
@@ -97,7 +96,6 @@ class Tally:
     evicted: float = 0
     refused: float = 0
     retired: float = 0
-    unread: float = 0
     excluded: float = 0
     entries: float = 0
     rows: float = 0

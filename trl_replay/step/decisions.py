@@ -343,7 +343,6 @@ class Decisions:
             generations (`Sequence[Groups]`): The groups of every generation of the batch at hand.
             tally ([`Tally`]): Counts what happens.
         """
-        tally.unread = self._settings.config.replay_warm_start is not None and not self._buffer.warmed
         solved = self._buffer.observe(generations, tally)
         usable, groups = ([], None) if pending is None else pending.admissible(rows.columns, tally)
         if groups is None:

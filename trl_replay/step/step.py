@@ -41,9 +41,8 @@ from .training_batch import (
 
 NOTHING_LEFT = (
     "Another reward rule than the present one scored the groups of this run, so they have left the buffer, and it "
-    "generates no further batch: it would train on its one batch again and again. Name their file as "
-    "replay_warm_start, which is read again under a new rule; or call session.add(...) in the callback that changes "
-    "the rule, or in on_train_begin where training is resumed; or go back to the rule of then."
+    "generates no further batch: it would train on its one batch again and again. Call session.add(...) in the "
+    "callback that changes the rule, or in on_train_begin where training is resumed; or go back to the rule of then."
 )
 REPEATS = (
     "This run generates one batch, and an iteration trains on it again, for no stored group could be drawn: it learns "
@@ -62,7 +61,6 @@ class Step:
         components ([`Components`]): What the session is made of.
         reporting ([`Reporting`]): Gets the metrics.
         roll_call ([`RollCall`]): Checks that all processes come here.
-        read_again (`Callable`): Reads the file of `replay_warm_start` once more.
 
     Attributes:
         handshake ([`Handshake`]): Whether the loss was seen to go through the tap.
@@ -79,12 +77,7 @@ class Step:
     """
 
     def __init__(
-        self,
-        trainer: Callable[[], Any],
-        components: Components,
-        reporting: Reporting,
-        roll_call: RollCall,
-        read_again: Callable[[], None],
+        self, trainer: Callable[[], Any], components: Components, reporting: Reporting, roll_call: RollCall
     ) -> None:
         settings = components.settings
         self._trainer = trainer
@@ -93,7 +86,6 @@ class Step:
         self._totals = components.buffer.totals
         self._reporting = reporting
         self._roll_call = roll_call
-        self._reread = read_again
         components.errors.defers = components.processes == 1 and not compat.steps_in_backward(trainer())
         self.handshake = Handshake()
         self.supply = Supply(
@@ -155,9 +147,7 @@ class Step:
         decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
         agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
         payload = self.communicator.move(fresh.rows, agreed.decision)
-        composed = self._train_on(fresh, agreed, payload, started)
-        self._read_again(agreed)
-        return composed
+        return self._train_on(fresh, agreed, payload, started)
 
     def _warn_of_no_update(self) -> None:
         """Warn where a second batch is scored, and neither training nor an update was heard of."""
@@ -168,13 +158,6 @@ class Step:
                 "in trainer.train(); in a loop of your own, call session.updated() after each optimizer.step().",
                 stacklevel=2,
             )
-
-    def _read_again(self, agreed: Agreed[Decision]) -> bool:
-        """Read the file of `replay_warm_start` once more where its groups have left; tell whether that was done."""
-        if not agreed.total["unread"]:
-            return False
-        self._reread()
-        return True
 
     @property
     def iterates(self) -> bool:
@@ -196,7 +179,7 @@ class Step:
             A batch of groups drawn anew. None where no process drew any: the composed batch is trained on again.
 
         Raises:
-            ReplayError: The run has nothing else to train on, as another reward rule scored its groups.
+            ReplayError: The run generates no further batch, and another reward rule scored its groups.
         """
         rows = template.fresh.rows
         fresh = template.fresh
@@ -206,25 +189,20 @@ class Step:
         agreed = self.communicator.agree(rows, decide, serials_of(pending))
         payload = self.communicator.move(rows, agreed.decision)
         self._count_iteration(agreed)
-        if self._read_again(agreed):
-            return self.iterate(template)
+        once = compat.generates_once(self._trainer())
         with self._components.errors.keeping():
+            if once and self._buffer.scored_from and not self._buffer.table.origin.any():
+                raise ReplayError(NOTHING_LEFT)
             if agreed.total["replaced"]:
                 composed, placements = compose_batch(fresh, agreed.decision, payload, self._components)
                 return self._expect(fresh, agreed, composed, [], placements)
-            if compat.generates_once(self._trainer()):
-                self._stop_repeating(agreed.decision.tally)
+            if once:
+                self._warn_of_repetition(agreed.decision.tally)
         self.tap.expect_again(template.expected)
         return None
 
-    def _stop_repeating(self, tally: Tally) -> None:
-        """A run that generates one batch finds no group to draw: refuse where none will come, else warn once.
-
-        Raises:
-            ReplayError: Another reward rule scored its groups.
-        """
-        if not len(self._buffer) and self._buffer.scored_from:
-            raise ReplayError(NOTHING_LEFT)
+    def _warn_of_repetition(self, tally: Tally) -> None:
+        """Warn once where a run that generates one batch finds no group to draw."""
         if not self._repetition_told and self.communicator.rank == 0:
             self._repetition_told = True
             why = "; ".join(tally.reasons) or "see session.explain()"

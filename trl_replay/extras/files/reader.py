@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +33,6 @@ UNSAID = re.compile(r"\A\s*<(\w+)>\s*</\1>\s*")
 
 class RowError(ValueError):
     """Why the trainer could not have made a row. It counts; nothing is raised to the user."""
-
-
-class Completion(NamedTuple):
-    """Token ids, and 1 for those that the model said."""
-
-    ids: list[int]
-    mask: list[int]
 
 
 class Tokens:
@@ -71,23 +63,25 @@ class Tokens:
             )
         return compat.templated(self._trainer, cleaned(prompt))
 
-    def completion(self, prompt: Any, prompt_ids: Sequence[int], completion: Any, cut_off: bool = False) -> Completion:
-        """Return the ids of a text, or of messages that are `cleaned`, with an end where there is room for it, and it
-        was not `cut_off`.
+    def completion(self, prompt: Any, prompt_ids: Sequence[int], completion: Any, cut_off: bool = False) -> list[int]:
+        """Return the ids of a text, or of one message that is `cleaned`, with an end where there is room for it, and
+        it was not `cut_off`.
 
         Raises:
             RowError: The trainer could not have made it.
         """
         if isinstance(completion, str):
             ids = self._one_turn(self._begun(prompt_ids, self._of_text(completion)))
-            mask = [1] * len(ids)
+        elif [message["role"] for message in completion] == ["assistant"]:
+            ids = self._model_turn(prompt_ids, completion[0])
         else:
-            ids, mask = self._of_messages(prompt_ids, completion)
+            raise RowError(
+                "it is not one message of the assistant's: of several turns, give completion_ids, and tool_mask"
+            )
         most = self._trainer.max_completion_length
         if cut_off or self._stops.intersection(ids[-1:]) or (most is not None and len(ids) >= most):
-            return Completion(ids, mask)
-        end = self._tokenizer.eos_token_id if isinstance(prompt, str) else self._ending
-        return Completion([*ids, end], [*mask, 1])
+            return ids
+        return [*ids, self._tokenizer.eos_token_id if isinstance(prompt, str) else self._ending]
 
     @cached_property
     def _ending(self) -> int:
@@ -115,25 +109,6 @@ class Tokens:
         if self._tokenizer.decode(ids[end:], skip_special_tokens=True).strip():
             raise RowError("its text goes on after the end of a turn")
         return ids[:end]
-
-    def _of_messages(self, prompt_ids: Sequence[int], messages: Sequence[Any]) -> Completion:
-        """Build the turns of a conversation as the trainer builds its own: what tools, users, and environments say in
-        between is not trained on; after the last answer it is left out. The last turn has no end."""
-        turns = [(role == "assistant", list(run)) for role, run in itertools.groupby(messages, _role)]
-        if not turns[-1][0]:
-            turns.pop()
-        if not turns or not turns[0][0]:
-            raise RowError("its messages do not begin with the assistant's")
-        ids: list[int] = []
-        mask: list[int] = []
-        for number, (said, run) in enumerate(turns):
-            if said and len(run) > 1:
-                raise RowError("two of the assistant's messages follow each other")
-            turn = self._model_turn([*prompt_ids, *ids], run[0]) if said else self._between(run)
-            turn += [self._ending] if said and number < len(turns) - 1 else []
-            ids += turn
-            mask += [int(said)] * len(turn)
-        return Completion(ids, mask)
 
     def _model_turn(self, before: Sequence[int], message: Mapping[str, Any]) -> list[int]:
         """Return the ids of one message of the model, without an end: its text as it is or, with reasoning, calls of
@@ -170,23 +145,6 @@ class Tokens:
                 raise RowError(f"the chat template leaves out its {name}")
         return UNSAID.sub("", text.removeprefix(opened)) if text.startswith(opened) else ANSWER
 
-    def _between(self, messages: Sequence[Any]) -> list[int]:
-        """Return the ids of what stands between two turns of the model, the beginning of the second one included."""
-        try:
-            if all(message["role"] == "tool" for message in messages):
-                return compat.tool_suffix(self._trainer, messages)
-            answer = {"role": "assistant", "content": ANSWER}
-            text = compat.rendered(self._trainer, [QUESTION, answer, *messages], True)
-        except Exception as error:
-            raise RowError(
-                f"the chat template can't say what is between two turns ({type(error).__name__}: {error})"
-            ) from error
-        _, _, after = text.partition(ANSWER)
-        ids = self._of_text(after)
-        if ids[:1] != [self._ending]:
-            raise RowError("the chat template ends an earlier turn in another way than the last one")
-        return ids[1:]
-
 
 def cleaned(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Return messages without keys that are None: files with columns have all keys of all messages, and all arguments
@@ -217,10 +175,6 @@ def _filled(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _filled(held) for name, held in value.items() if held is not None}
     return [_filled(held) for held in value] if isinstance(value, list) else value
-
-
-def _role(message: Mapping[str, Any]) -> str:
-    return str(message["role"])
 
 
 def _text(content: Any) -> str:
@@ -403,10 +357,9 @@ class Reader:
             prompt = np.array(self._tokens.prompt(row["prompt"]), np.int32)
         if ids is None:
             completion = said if messages is None else messages
-            made, own = self._tokens.completion(
-                row["prompt"], prompt.tolist(), completion, _flag(row, "is_truncated", label)
-            )
-            ids, mask = np.array(made, np.int32), np.array(own, np.int64)
+            cut_off = _flag(row, "is_truncated", label)
+            ids = np.array(self._tokens.completion(row["prompt"], prompt.tolist(), completion, cut_off), np.int32)
+            mask = np.ones(len(ids), np.int64)
         elif messages and not has_mask and any(message["role"] != "assistant" for message in messages):
             raise RowError("it has several turns, and no tool_mask tells which of its completion_ids the model said")
         else:

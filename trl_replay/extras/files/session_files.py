@@ -174,22 +174,12 @@ class Files:
     def _trainer(self) -> Any:
         return self._session.trainer
 
-    def warm_start(self, again: bool = False) -> None:
-        """Fill the buffer from `replay_warm_start`, once in the life of a run, and again once its groups have left as
-        those of another reward rule.
-
-        Args:
-            again (`bool`): This process takes part though its own buffer may have them still.
-        """
+    def warm_start(self) -> None:
+        """Fill the buffer from `replay_warm_start`, once in the life of a run."""
         config, buffer = self._config, self._buffer
-        if config.replay_warm_start is None or (buffer.warmed and not again):
+        if config.replay_warm_start is None or buffer.warmed:
             return
-        self._add(
-            config.replay_warm_start,
-            config.replay_warm_start_short,
-            config.replay_warm_start_rescore,
-            offers=not buffer.warmed,
-        )
+        self._add(config.replay_warm_start, config.replay_warm_start_short, config.replay_warm_start_rescore)
         buffer.warmed = True
 
     def add(self, source: Any, incomplete: str, rescore: bool) -> int:
@@ -202,7 +192,7 @@ class Files:
             )
         return self._add(source, incomplete, rescore)
 
-    def _add(self, source: Any, incomplete: str, rescore: bool, offers: bool = True) -> int:
+    def _add(self, source: Any, incomplete: str, rescore: bool) -> int:
         trainer, buffer, tally = self._trainer(), self._buffer, Tally()
         if self._ranks > 1:
             self._session.roll_call("add", "adding groups to its buffer")
@@ -212,7 +202,7 @@ class Files:
         with tqdm(total=len(groups), desc="A file's groups", disable=not groups or trainer.args.disable_tqdm) as bar:
             for start in range(0, len(groups), most):
                 piece = groups[start : start + most]
-                reasons += self._store(piece, offers, tally).reasons if self._scores else Counter()
+                reasons += self._store(piece, tally).reasons if self._scores else Counter()
                 bar.update(len(piece))
         if not self._scores:
             for group in groups:
@@ -277,7 +267,7 @@ class Files:
         """Tell whether the trainer scores completions; of the asynchronous one, a worker does, and only its own."""
         return compat.computes_rewards(self._trainer())
 
-    def _store(self, piece: Sequence[RolloutGroup], offers: bool, tally: Tally) -> Tally:
+    def _store(self, piece: Sequence[RolloutGroup], tally: Tally) -> Tally:
         """Let the trainer score a piece as if it had generated it, and the session keep its groups; return what the
         decision counted."""
         trainer, session, tasks = self._trainer(), self._session, self._components.tasks
@@ -286,7 +276,7 @@ class Files:
         first = each * int(trainer.accelerator.process_index)
         rows = [one for group in groups[first : first + each] for one in group]
         scope = range(len(groups)) if self._components.scope.one_buffer else range(first, first + each)
-        enters = [offers and number < len(piece) for number in scope]
+        enters = [number < len(piece) for number in scope]
         computes = not all(map(_has_logps, piece))
         rollouts = Rollouts(trainer, rows, self._components)
         before = tasks.of_rows, session.step.judge.rewards

@@ -237,7 +237,6 @@ class AsyncSession:
         """At the end of an update: the metrics of the groups that came since the last."""
         if self.queue is None:
             return
-        self.files.warm_start()  # nothing is done, unless its groups have left
         self.queue.note_version()
         window, scored = self.queue.window, self.queue.scored
         if not scored:
