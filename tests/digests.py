@@ -239,7 +239,7 @@ def quietly(name: str, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        reporting.OF_SETTING, reporting.IN_DOUBT = {}, ()  # the log has all metrics
+        reporting.is_logged = lambda *given: True  # the log has all metrics
         reporting.drop_zeros = lambda averaged: None
         return summary(*train(name, folder))
 

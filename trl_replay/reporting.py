@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -14,7 +13,7 @@ from . import compat
 from .base.files import counted
 from .batch.group_view import dead_by_function
 from .built_in import ask_built_in
-from .data.counters import DRIFT, DRY_RUN, JUDGED_BY, WEIGHTS, drop_zeros, metrics, own_metrics
+from .data.counters import DRY_RUN, JUDGED_BY, about, drop_zeros, metrics, own_metrics
 from .data.counters import log as put_into_log
 from .data.types import Groups
 from .generation.judge import doubt_of
@@ -23,30 +22,7 @@ from .setup.settings import Components, Settings
 
 TOLD = 1e-3
 """A token's noise in nats from which on it is told."""
-CLIPPED = ("replay/clip_ratio", "replay/fresh_clip_ratio")
-SEQUENCE_DRIFT = "replay/sequence_drift_mean"
-"""Where there is this, the loss forms a ratio a row, and the log has the others."""
 DEFAULTS = ReplayConfig()
-OF_SETTING: Mapping[str, str | None] = {
-    **dict.fromkeys((*CLIPPED, "replay/fresh_entropy", "replay/padding", "replay/seconds")),
-    **dict.fromkeys((DRIFT, *WEIGHTS), "replay_correction"),
-    "replay/bytes": "replay_max_bytes",
-    "replay/evicted": "replay_evictor",
-    "replay/fresh_kl": "replay_kl",
-    "replay/replaced_rows_fraction": "replay_mixer",
-    "replay/score_mean": "replay_scorer",
-    "replay/stored": "replay_selector",
-    "replay/tasks": "replay_task_columns",
-    "replay/uses_mean": "replay_max_uses",
-}
-"""Metrics that the log has while a setting is not the default one; those of none stand in `session.metrics` alone."""
-IN_DOUBT = ("replay/lowest_fraction", "replay/highest_fraction")
-"""Metrics that the log has while it is not known what passes."""
-MATTERS = {"replay/uses_mean": 100.0}
-"""Values from which on a metric is logged whatever the settings are."""
-"""Our column in TRL's table of completions, which is filled when the whole batch is known. TRL keeps the last rows in
-deques, one a column, and fails to log where one of them is shorter than the others."""
-
 
 Told: TypeAlias = tuple[str, Mapping[str, str], str]
 """What a run came to, what is wrong for certain, by a name, and what to change: a line each, empty where nothing is
@@ -73,7 +49,8 @@ class Reporting:
         """Put values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self._totals.metrics = {**self._totals.metrics, **values}
         config, judged = self._components.settings.config, self._components.success.least is not None
-        put_into_log(logged_of(values, config, judged), compat.training_metrics(self._trainer()))
+        logged = {key: value for key, value in values.items() if is_logged(key, values, config, judged)}
+        put_into_log(logged, compat.training_metrics(self._trainer()))
 
     def about_to_log(self) -> None:
         """The trainer writes its log: losses and refusals that are 0 are left out."""
@@ -160,27 +137,21 @@ class Reporting:
         return "\n".join(filter(None, [*lines, doubt, *alarms.values(), change]))
 
 
-def logged_of(values: Mapping[str, float], config: ReplayConfig, judged: bool) -> dict[str, float]:
-    """Return those of some metrics that a log has: see `is_logged`."""
-    shown = {key: value for key, value in values.items() if is_logged(key, value, config, judged)}
-    return shown | {key: values[key] for key in CLIPPED if key in values and SEQUENCE_DRIFT in values}
-
-
-def is_logged(key: str, value: float, config: ReplayConfig, judged: bool) -> bool:
-    """Tell whether the trainer's log has a metric: ten, and those of a setting in use. `session.metrics` has all.
+def is_logged(key: str, values: Mapping[str, float], config: ReplayConfig, judged: bool) -> bool:
+    """Tell whether the trainer's log has a metric; `session.metrics` has all.
 
     Args:
         key (`str`): Its name.
-        value (`float`): Its value.
+        values (`Mapping[str, float]`): With it, those that are recorded beside it.
         config ([`ReplayConfig`]): The settings in force.
         judged (`bool`): Whether it is known what passes.
     """
-    if key in IN_DOUBT:
-        return not judged
-    if key not in OF_SETTING or value >= MATTERS.get(key, math.inf):
-        return True
-    setting = OF_SETTING[key]
-    return setting is not None and getattr(config, setting) != getattr(DEFAULTS, setting)
+    metric = about(key)
+    where = metric.where
+    if where.startswith("replay_"):
+        return values[key] >= metric.least or getattr(config, where) != getattr(DEFAULTS, where)
+    told = {"in doubt": not judged, "never": False}
+    return where in values if where.startswith("replay/") else told.get(where, True)
 
 
 def _plugins_in_words(settings: Settings) -> str:

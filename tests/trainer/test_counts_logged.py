@@ -1,8 +1,12 @@
 """Counts and states in the log are counts and states, however many batches a log entry covers."""
 
+from pathlib import Path
+
 import pytest
 from scenarios import train
 from support import DEAD, HALF, LIVE
+
+from trl_replay.data.counters import METRICS
 
 pytestmark = pytest.mark.usefixtures("all_metrics")
 
@@ -40,3 +44,8 @@ def test_all_wrong_and_all_right_groups_are_told_apart(tmp_path):
     seldom, _ = entries(tmp_path / "seldom", 3)
     assert seldom[0]["replay/all_wrong_fraction"] == pytest.approx(4 / 9), "a share is averaged"
     assert session.totals.counters["all_wrong"] == 10
+
+
+def test_the_page_has_every_metric_of_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert [key for key in METRICS if f"`{key}" not in page] == []

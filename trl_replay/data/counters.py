@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,26 +21,68 @@ DRY_RUN = "replay/dry_run"
 """1 where replay only counted: what it logs as replaced was not."""
 JUDGED_BY = "replay/judged_by"
 """With a name after it, 1 where that reward function counts (`replay_reward`)."""
-GATED, DRIFT = "replay/gated_fraction", "replay/drift_mean"
+GATED, DRIFT, SEQUENCE_DRIFT = "replay/gated_fraction", "replay/drift_mean", "replay/sequence_drift_mean"
 WEIGHTS = ("replay/weight_positive", "replay/weight_negative")
 """What a correction multiplies replayed tokens of positive and of negative advantages by, on average."""
-STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio", DRY_RUN)
-"""Metrics of which a log entry has the last value."""
-COUNTS = ("replay/failed_rows", "replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")
-"""Metrics of which a log entry has the sum since the entry before. All others are averaged."""
-NOT_LOGGED_AT_0 = (
-    "replay/capped_fraction",
-    "replay/failed_rows",
-    GATED,
-    "replay/kl_dropped_fraction",
-    "replay/live_without/",
-    "replay/lost",
-    "replay/masked_rows_fraction",
-    "replay/refused",
-    "replay/retired",
-    "replay/untrained_fraction",
-)
-"""Beginnings of metrics that a log entry has only where they are not 0: losses and refusals."""
+LIVE_WITHOUT = "replay/live_without/"
+"""With a reward function's name after it."""
+
+
+class Metric(NamedTuple):
+    """What is known about a metric of a batch.
+
+    Attributes:
+        counter, per (`str`): The counter that it is, or its share of another one; none where it is measured.
+        over (`str`): What a log entry has of its batches: their `"mean"`, their `"sum"`, or the `"last"` value.
+        where (`str`): Where the log has it: `"always"`; `"not 0"`, where it is not; `"judged"` or `"in doubt"`, while
+            it is known, or not, what passes; `"never"`, in `session.metrics` alone; with another metric; or while a
+            setting is not the default one.
+        least (`float`): Value from which on it is logged whatever the setting is.
+    """
+
+    counter: str = ""
+    per: str = ""
+    over: str = "mean"
+    where: str = "always"
+    least: float = math.inf
+
+
+METRICS: Mapping[str, Metric] = {
+    "replay/size": Metric("size", over="last"),
+    "replay/tasks": Metric("tasks", over="last", where="replay_task_columns"),
+    "replay/bytes": Metric("bytes", over="last", where="replay_max_bytes"),
+    "replay/stored": Metric("stored", over="sum", where="replay_selector"),
+    "replay/evicted": Metric("evicted", over="sum", where="replay_evictor"),
+    "replay/refused": Metric("refused", over="sum", where="not 0"),
+    "replay/retired": Metric("retired", over="sum", where="not 0"),
+    "replay/dead_fraction": Metric("dead", "generated"),
+    "replay/lowest_fraction": Metric("at_lowest", "generated", where="in doubt"),
+    "replay/highest_fraction": Metric("at_highest", "generated", where="in doubt"),
+    "replay/untrained_fraction": Metric("untrained", "generated", where="not 0"),
+    "replay/failed_rows": Metric("failed", over="sum", where="not 0"),
+    "replay/dead_fraction_after": Metric("dead_after", "groups"),
+    "replay/replaced_fraction": Metric("replaced", "groups"),
+    "replay/replaced_rows_fraction": Metric("rows", "rows of the batch", where="replay_mixer"),
+    "replay/masked_rows_fraction": Metric("muted", "rows of the batch", where="not 0"),
+    "replay/lost": Metric("lost", over="sum", where="not 0"),
+    "replay/all_wrong_fraction": Metric("all_wrong", "generated", where="judged"),
+    "replay/all_right_fraction": Metric("all_right", "generated", where="judged"),
+    "replay/age_mean": Metric("age", "entries"),
+    "replay/uses_mean": Metric("uses", "entries", where="replay_max_uses", least=100.0),
+    "replay/score_mean": Metric("score", "entries", where="replay_scorer"),
+    "replay/rollouts": Metric(over="last"),
+    "replay/replay_ratio": Metric(over="last"),
+    DRY_RUN: Metric(over="last"),
+    LIVE_WITHOUT: Metric(where="not 0"),
+    "replay/capped_fraction": Metric(where="not 0"),
+    "replay/kl_dropped_fraction": Metric(where="not 0"),
+    GATED: Metric(where="not 0"),
+    **dict.fromkeys((DRIFT, *WEIGHTS), Metric(where="replay_correction")),
+    "replay/fresh_kl": Metric(where="replay_kl"),
+    **dict.fromkeys(("replay/clip_ratio", "replay/fresh_clip_ratio"), Metric(where=SEQUENCE_DRIFT)),
+    **dict.fromkeys(("replay/fresh_entropy", "replay/padding", "replay/seconds"), Metric(where="never")),
+}
+"""By key, in the order of a log. All others are measured, averaged, and always logged."""
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 OF_NO_TASK = "a group counts as a task of its own: its prompts differ, and its environment has no task_id"
 BY_THE_SUM = "a group was judged by the weighted sum: the function that replay_reward names did not score it"
@@ -178,35 +220,18 @@ def metrics(total: Mapping[str, float], size: int, judged: bool = True) -> dict[
         size (`int`): Rows of a group.
         judged (`bool`): Whether it is known what passes.
     """
-    rows = total["groups"] * size
+    of = {**total, "rows of the batch": total["groups"] * size, "": 1.0}
     values = {
-        "replay/size": total["size"],
-        "replay/tasks": total["tasks"],
-        "replay/bytes": total["bytes"],
-        "replay/stored": total["stored"],
-        "replay/evicted": total["evicted"],
-        "replay/refused": total["refused"],
-        "replay/retired": total["retired"],
-        "replay/dead_fraction": total["dead"] / total["generated"],
-        "replay/lowest_fraction": total["at_lowest"] / total["generated"],
-        "replay/highest_fraction": total["at_highest"] / total["generated"],
-        "replay/untrained_fraction": total["untrained"] / total["generated"],
-        "replay/failed_rows": total["failed"],
-        "replay/dead_fraction_after": total["dead_after"] / total["groups"],
-        "replay/replaced_fraction": total["replaced"] / total["groups"],
-        "replay/replaced_rows_fraction": total["rows"] / rows,
-        "replay/masked_rows_fraction": total["muted"] / rows,
-        "replay/lost": total["lost"],
+        key: of[metric.counter] / of[metric.per]
+        for key, metric in METRICS.items()
+        if metric.counter and of[metric.per] and (judged or metric.where != "judged")
     }
-    if judged:
-        for name in ("all_wrong", "all_right"):
-            values[f"replay/{name}_fraction"] = total[name] / total["generated"]
-    if total["replaced"]:
-        for name in ("age", "uses", "score"):
-            mean = total[name] / total["entries"]
-            if np.isfinite(mean):
-                values[f"replay/{name}_mean"] = mean
-    return values
+    return {key: value for key, value in values.items() if math.isfinite(value)}
+
+
+def about(key: str) -> Metric:
+    """Return what is known about a metric."""
+    return METRICS.get(LIVE_WITHOUT if key.startswith(LIVE_WITHOUT) else key, Metric())
 
 
 def own_metrics(values: Mapping[str, float], taken: Mapping[str, float]) -> dict[str, float]:
@@ -233,16 +258,16 @@ def own_metrics(values: Mapping[str, float], taken: Mapping[str, float]) -> dict
 
 
 def log(values: Mapping[str, float], averaged: Mapping[str, list[float]]) -> None:
-    """Add a batch's metrics to those that the trainer's log averages; states and counts go to the log as they are.
+    """Add a batch's metrics to those that the trainer's log averages, sums and last values as such.
 
     Args:
         values (`Mapping[str, float]`): By key.
         averaged (`Mapping[str, list[float]]`): A list a key, which a log entry empties.
     """
     for key, value in values.items():
-        waiting = averaged[key]
-        if key in (*STATES, *COUNTS):
-            value += sum(waiting) if key in COUNTS else 0.0
+        waiting, over = averaged[key], about(key).over
+        if over != "mean":
+            value += sum(waiting) if over == "sum" else 0.0
             waiting.clear()
         waiting.append(value)
 
@@ -253,7 +278,7 @@ def drop_zeros(averaged: dict[str, list[float]]) -> None:
     Args:
         averaged (`dict[str, list[float]]`): A list a key.
     """
-    for key in [key for key in averaged if key.startswith(NOT_LOGGED_AT_0) and not any(averaged[key])]:
+    for key in [key for key in averaged if about(key).where == "not 0" and not any(averaged[key])]:
         del averaged[key]
 
 

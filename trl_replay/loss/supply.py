@@ -19,7 +19,7 @@ from ..base.progress import Check, check_at_once
 from ..base.transfer import fetch, send
 from ..batch.compose import loss_mask
 from ..compat import LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS, LossForm
-from ..data.counters import DRIFT, GATED, WEIGHTS
+from ..data.counters import DRIFT, GATED, SEQUENCE_DRIFT, WEIGHTS
 from ..data.types import ADVANTAGES, LOG_RATIO_LIMIT, Corrected, Ints, Placement, ReplayedRows
 from ..errors import ResultError, SeamError
 
@@ -372,7 +372,7 @@ class Bounds:
         logs = _log_ratios(rows, old_logps)
         if self.form.sequence_level:
             logs = row_means(logs, rows.mask)
-            self.means.add("replay/sequence_drift_mean", logs.abs(), trained.any(dim=1, keepdim=True))
+            self.means.add(SEQUENCE_DRIFT, logs.abs(), trained.any(dim=1, keepdim=True))
         taken = clipped(self.form, logs.exp(), rows.advantages)
         by_row = taken.size(1) == 1
         self.means.add("replay/clip_ratio", taken, trained.any(dim=1, keepdim=True) if by_row else trained)

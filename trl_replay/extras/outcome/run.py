@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 
 from ...checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
-from ...data.counters import DRY_RUN, JUDGED_BY, NOT_LOGGED_AT_0
+from ...data.counters import DRY_RUN, JUDGED_BY, about
 from ...data.types import Floats
 from ...errors import ReplayError
 
@@ -281,7 +281,7 @@ class Run:
         """Return a metric's values, of the whole log or of some entries. What is not logged while it is 0 is 0 in
         entries of replay's."""
         entries = self.log if last is None else last
-        if key.startswith(NOT_LOGGED_AT_0):
+        if about(key).where == "not 0":
             entries = [{key: 0.0, **entry} for entry in entries if DEAD_EXACT in entry]
         return [value for entry in entries if is_number(value := entry.get(key))]
 
