@@ -20,11 +20,11 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,16 +33,12 @@ from .checkpoint.format import PLUGINS, rank_folder
 from .data.plan import EDITABLE, FRESH, Plan
 from .data.prompt_table import PromptTable
 from .data.table import COLUMNS, ROW_COLUMNS, Table
-from .data.types import Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
+from .data.types import Context, Floats, Groups, InputsContext, ReplayedRows, Row
 from .generation.prompts import LEAST_TRIES, TRIES
-from .hooks import CheckedHooks
-from .protocols import Correction, Evictor, Mixer, Sampler, Scorer, Selector
+from .hooks import KIND_OF_HOOK, CheckedHooks
 from .registry import Plugin, register, registry, unregister
 from .setup.assembly import made_up_groups, made_up_rows, made_up_table
 from .specs import Kind
-
-if TYPE_CHECKING:
-    pass
 
 CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 
@@ -171,189 +167,136 @@ SCORES: dict[str, Sequence[float]] = {
 REWARDS: list[list[float]] = [[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]]
 
 
-def _called(kind: Kind, strategy: Any) -> CheckedHooks:
-    """Return the strategy as a session calls it, with its checks of results."""
-    return CheckedHooks([], {}, {kind: strategy})
-
-
-def _assert_repeats(call: Callable[[], Any]) -> None:
-    """Raise an `AssertionError` where the same table and generator give something else a second time."""
-    first, second = call(), call()
-    assert first.tolist() == second.tolist(), (
-        f"gave {first.tolist()}, then {second.tolist()}, from the same table and generator: processes would differ. "
-        "Draw from context.rng alone."
-    )
-
-
-class _OfTable:
-    """Gives strategies a table.
+class _StrategyContract:
+    """What a strategy of every kind owes: what its kind must return, the same from the same generator, and arguments
+    and NumPy's global generator as they were.
 
     Attributes:
-        columns (`Mapping[str, Any]`): Plugins' columns that they read, with their values: one, or several in turn.
+        columns (`Mapping[str, Any]`): Plugins' columns that it reads, with their values: one, or several in turn.
     """
 
+    kind: ClassVar[Kind]
+    strategy: Callable[..., Any]
     columns: Mapping[str, Any] = MappingProxyType({})
+
+    def test_gives_what_its_kind_must(self) -> None:
+        """As a session checks it."""
+        for case in self._cases():
+            self._call(*case)
+
+    def test_gives_the_same_from_the_same_generator(self) -> None:
+        """All randomness is `context.rng`'s."""
+        for once, again in zip(self._cases(), self._cases(), strict=True):
+            first, second = (list(_values(self._call(*case)).values()) for case in (once, again))
+            assert first == second, (
+                f"gave {first}, then {second}, from the same arguments and generator: processes would differ. Draw "
+                "from context.rng alone."
+            )
+
+    def test_leaves_its_arguments_and_the_global_generator_alone(self) -> None:
+        """Every column, array, and tensor is as before."""
+        state = str(np.random.get_state(legacy=False))
+        for case, untouched in zip(self._cases(), self._cases(), strict=True):
+            self.strategy(*case)
+            for name, value in _values(untouched[:-1]).items():
+                assert _values(case[:-1])[name] == value, f"changed {name}"
+        assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
+
+    def _cases(self) -> Iterator[tuple[Any, ...]]:
+        """Arguments of calls, the context last: new ones at each call."""
+        raise NotImplementedError
+
+    def _call(self, *arguments: Any) -> Any:
+        """Call it as a session does."""
+        hook = next(hook for hook, kind in KIND_OF_HOOK.items() if kind == self.kind)
+        return getattr(CheckedHooks([], {}, {self.kind: self.strategy}), hook)(*arguments)
 
     def _table(self, scores: Sequence[float]) -> Table:
         return make_table(scores, **{name: np.resize(given, len(scores)) for name, given in self.columns.items()})
 
-    def _context(self) -> Context:
-        return make_context(self._table([]))
+
+def _values(given: Any) -> dict[str, Any]:
+    """The numbers in arguments or in a result, as texts by name, so that NaN equals NaN."""
+    if isinstance(given, tuple):
+        return {key: value for part in given for key, value in _values(part).items()}
+    if isinstance(given, Table):
+        return {f"the column {name}": str(getattr(given, name).tolist()) for name in given.names}
+    if is_dataclass(given):
+        held = {field.name: getattr(given, field.name) for field in fields(given)}
+        return {name: str(value.tolist()) for name, value in held.items() if hasattr(value, "tolist")}
+    return {"an array": str(np.asarray(given).tolist())}
 
 
-class ScorerContract(_OfTable):
-    """A scorer returns one finite number per group, the same for the same groups, and leaves its input alone."""
+class ScorerContract(_StrategyContract):
+    """A scorer returns one finite number per group, whatever the other groups are."""
 
-    strategy: Scorer
+    kind = "scorer"
 
-    def test_gives_one_finite_number_for_each_group(self) -> None:
-        """The shape is `(n,)` for several groups and for one."""
+    def _cases(self) -> Iterator[tuple[Any, ...]]:
         for rewards in (REWARDS, REWARDS[:1]):
-            scores = self._score(make_groups(rewards, update=3))
-            assert np.isfinite(scores).all(), f"scores {scores} are not finite"
+            yield make_groups(rewards, update=3), make_context(self._table([]))
 
-    def test_does_not_depend_on_the_other_groups(self) -> None:
+    def test_gives_finite_numbers_whatever_the_other_groups_are(self) -> None:
         """A group's score is the same alone and among others."""
-        groups = make_groups(REWARDS, update=3)
-        for row, expected in enumerate(self._score(groups)):
-            np.testing.assert_allclose(self._score(groups.take([row])), [expected], rtol=1e-12)
-
-    def test_leaves_its_input_alone(self) -> None:
-        """Check that the strategy changed no reward and no advantage."""
-        groups = make_groups(REWARDS)
-        self._score(groups)
-        before = make_groups(REWARDS)
-        np.testing.assert_array_equal(groups.rewards, before.rewards)
-        np.testing.assert_array_equal(groups.advantages, before.advantages)
-
-    def test_gives_the_same_from_the_same_generator(self) -> None:
-        """All randomness is `context.rng`'s."""
-        _assert_repeats(lambda: self._score(make_groups(REWARDS)))
-
-    def _score(self, groups: Groups) -> Floats:
-        return _called("scorer", self.strategy).score(groups, self._context())
+        groups, context = next(self._cases())
+        scores = self._call(groups, context)
+        assert np.isfinite(scores).all(), f"scores {scores} are not finite"
+        alone = [self._call(groups.take([row]), context)[0] for row in range(len(groups))]
+        np.testing.assert_allclose(alone, scores, rtol=1e-12)
 
 
-class EvictorContract(_OfTable):
-    """An evictor returns one comparable keep rank per entry and leaves the table alone."""
+class EvictorContract(_StrategyContract):
+    """An evictor returns one keep rank per entry, `(n,)`: NaN is not allowed, infinities are."""
 
-    strategy: Evictor
+    kind = "evictor"
 
-    def test_ranks_every_entry_with_a_number_that_compares(self) -> None:
-        """The shape is `(n,)`, NaN is not allowed; infinities are. Every column is as before."""
+    def _cases(self) -> Iterator[tuple[Any, ...]]:
         for scores in SCORES.values():
             table = self._table(scores)
-            _called("evictor", self.strategy).rank(table, make_context(table))
-            _assert_same(table, self._table(scores))
-
-    def test_ranks_the_same_from_the_same_generator(self) -> None:
-        """All randomness is `context.rng`'s."""
-        table = self._table(SCORES["mixed"])
-        _assert_repeats(lambda: _called("evictor", self.strategy).rank(table, make_context(table)))
+            yield table, make_context(table)
 
 
-class SamplerContract(_OfTable):
-    """A sampler draws distinct rows for at most as many slots as requested, repeatably, and leaves the table alone."""
+class SamplerContract(_StrategyContract):
+    """A sampler draws distinct rows for at most as many slots as requested; -1 leaves a slot."""
 
-    strategy: Sampler
+    kind = "sampler"
 
-    def test_draws_distinct_rows_and_no_more_than_asked(self) -> None:
-        """For every score column, for fewer slots and for more than there are entries; -1 leaves a slot."""
-        for scores in SCORES.values():
-            if not scores:
-                continue  # the session does not sample from nothing
-            table = self._table(scores)
+    def _cases(self) -> Iterator[tuple[Any, ...]]:
+        for scores in filter(None, SCORES.values()):  # the session does not sample from nothing
             for count in (1, len(scores), len(scores) + 3):
-                self._draw(table, count)
-
-    def test_draws_the_same_from_the_same_generator(self) -> None:
-        """All randomness is `context.rng`'s."""
-        table = self._table(SCORES["mixed"])
-        _assert_repeats(lambda: self._draw(table, 4))
-
-    def test_leaves_the_table_and_the_global_generators_alone(self) -> None:
-        """Every column and NumPy's global state are as before."""
-        table = self._table(SCORES["mixed"])
-        state = str(np.random.get_state(legacy=False))
-        self._draw(table, 3)
-        _assert_same(table, self._table(SCORES["mixed"]))
-        assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
-
-    def _draw(self, table: Table, count: int) -> Ints:
-        slots = make_groups([[0, 0, 0, 0]] * count)
-        context = make_context(table, slots=slots)
-        return _called("sampler", self.strategy).sample(table, count, context)
+                table = self._table(scores)
+                yield table, count, make_context(table, slots=make_groups([[0, 0, 0, 0]] * count))
 
 
-class MixerContract(_OfTable):
-    """A mixer uses only entries that were drawn, every row at most once per slot, and leaves the table alone."""
+class MixerContract(_StrategyContract):
+    """A mixer uses only entries that were drawn, and every row at most once per slot."""
 
-    strategy: Mixer
+    kind = "mixer"
 
-    def test_takes_rows_that_were_drawn_and_none_twice(self) -> None:
-        """For one entry a slot and for two, and for a slot with one entry only. Every column is as before."""
-        scores = [1.0, 2.0, 3.0, 4.0]
-        table = self._table(scores)
-        slots = make_groups([[0, 0, 0, 0], [1, 0, 0, 1]])
-        for drawn in ([[0], [1]], [[0, 2], [1, 3]], [[3, -1], [0, 1]]):
-            context = make_context(table, slots=slots)
-            _called("mixer", self.strategy).mix(table, np.array(drawn), slots, context)
-        _assert_same(table, self._table(scores))
-
-    def test_mixes_the_same_from_the_same_generator(self) -> None:
-        """All randomness is `context.rng`'s."""
-        table, slots = self._table([1.0, 2.0]), make_groups([[0, 0, 0, 0], [1, 0, 0, 1]])
-        drawn, called = np.array([[0], [1]]), _called("mixer", self.strategy)
-        _assert_repeats(lambda: called.mix(table, drawn, slots, make_context(table, slots=slots)))
+    def _cases(self) -> Iterator[tuple[Any, ...]]:
+        for drawn in ([[0], [1]], [[0, 2], [1, 3]], [[3, -1], [0, 1]]):  # one entry a slot, two, one or two
+            table, slots = self._table([1.0, 2.0, 3.0, 4.0]), make_groups([[0, 0, 0, 0], [1, 0, 0, 1]])
+            yield table, np.array(drawn), slots, make_context(table, slots=slots)
 
 
-class SelectorContract(_OfTable):
+class SelectorContract(_StrategyContract):
     """A selector returns distinct indices of fresh groups."""
 
-    strategy: Selector
+    kind = "selector"
 
-    def test_selects_distinct_groups(self) -> None:
-        """Check that indices lie in the batch, none twice."""
-        for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]]):
-            self._select(rewards)
-
-    def test_selects_the_same_from_the_same_generator(self) -> None:
-        """All randomness is `context.rng`'s."""
-        _assert_repeats(lambda: self._select(REWARDS * 4))
-
-    def _select(self, rewards: Sequence[Sequence[float]]) -> Ints:
-        return _called("selector", self.strategy).select(make_groups(rewards), self._context())
+    def _cases(self) -> Iterator[tuple[Any, ...]]:
+        for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]], REWARDS * 4):
+            yield make_groups(rewards), make_context(self._table([]))
 
 
-class CorrectionContract(_OfTable):
-    """A correction returns finite old log-probs, finite weights of at least 0 and shifts, the same for the same
-    rows."""
+class CorrectionContract(_StrategyContract):
+    """A correction returns finite old log-probs, finite weights of at least 0, and shifts."""
 
-    strategy: Correction
+    kind = "correction"
 
-    def test_gives_what_the_loss_can_use(self) -> None:
-        """For rows on the policy and off it, of several ages and of one."""
+    def _cases(self) -> Iterator[tuple[Any, ...]]:
         for rows in (make_replayed_rows(), make_replayed_rows(drift=0.0), make_replayed_rows([7], drift=4.0)):
-            self._correct(rows)
-
-    def test_gives_the_same_for_the_same_rows(self) -> None:
-        """All randomness is `context.rng`'s."""
-        first, second = (self._correct(make_replayed_rows()) for _ in range(2))
-        assert first.old_logps.equal(second.old_logps), "the same rows got other old_logps"
-        for name in ("weights", "shift"):
-            values = [getattr(given, name) for given in (first, second)]
-            lists = [None if value is None else value.tolist() for value in values]
-            assert lists[0] == lists[1], f"the same rows got the {name} {lists[0]} and {lists[1]}"
-
-    def test_leaves_its_input_alone(self) -> None:
-        """Every tensor is as before."""
-        rows, before = make_replayed_rows(), make_replayed_rows()
-        self.strategy(rows, self._context())
-        for field in fields(rows):
-            assert getattr(rows, field.name).equal(getattr(before, field.name)), f"rows.{field.name} was changed"
-
-    def _correct(self, rows: ReplayedRows) -> Corrected:
-        return _called("correction", self.strategy).correct(rows, self._context())
+            yield rows, make_context(self._table([]))
 
 
 class AdvantagesContract:
@@ -526,12 +469,6 @@ def _registered(plugin: Any) -> Iterator[list[str]]:
         yield [UNDER_TEST]
     finally:
         unregister(UNDER_TEST)
-
-
-def _assert_same(table: Table, before: Table) -> None:
-    for name in table.names:
-        column, expected = getattr(table, name), getattr(before, name)
-        np.testing.assert_array_equal(column, expected, err_msg=f"the column {name} was changed")
 
 
 def make_tokenizer() -> Any:

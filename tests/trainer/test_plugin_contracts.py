@@ -112,7 +112,7 @@ def differs(plan):
 
 def perform(suite, folder, **attributes):
     contract = type("Suite", (suite,), attributes)()
-    for name in vars(suite):
+    for name in dir(suite):
         if name.startswith("test_"):
             arguments = [folder / name] if suite is PluginContract else []
             getattr(contract, name)(*arguments)
@@ -206,9 +206,9 @@ def writes(rows, context):
     [
         (lambda rows, context: Corrected(rows.behavior_logps, -rows.ages.float()), "finite weights of at least 0"),
         (lambda rows, context: Corrected(rows.behavior_logps[:1]), "a tensor of real numbers"),
-        (lambda rows, context: Corrected(rows.behavior_logps, next(CALLS) * rows.priorities), "got the weights"),
-        (lambda rows, context: Corrected(rows.logps, shift=next(CALLS) * rows.priorities), "got the shift"),
-        (writes, "rows.advantages was changed"),
+        (lambda rows, context: Corrected(rows.behavior_logps, next(CALLS) * rows.priorities), "would differ"),
+        (lambda rows, context: Corrected(rows.logps, shift=next(CALLS) * rows.priorities), "would differ"),
+        (writes, "changed advantages"),
     ],
 )
 def test_a_correction_that_breaks_its_contract_is_noticed(tmp_path, correction, words):

@@ -33,7 +33,7 @@ CASES = [
     for kind, suite in SUITES.items()
     for plugin, spec in registry().strategies(kind)
     if plugin.name == "builtin"
-    for test in vars(suite)
+    for test in dir(suite)
     if test.startswith("test_")
 ]
 
@@ -97,7 +97,7 @@ BAD = [
 def test_the_contract_suites_find_strategies_that_break_them(suite, strategy):
     instance = type("TestIt", (suite,), {"strategy": staticmethod(strategy)})()
     failed = []
-    for test in [name for name in vars(suite) if name.startswith("test_")]:
+    for test in [name for name in dir(suite) if name.startswith("test_")]:
         try:
             getattr(instance, test)()
         except (AssertionError, ValueError, ReplayError):  # a core column can only be read
