@@ -850,12 +850,6 @@ def keeps_sampler(trainer: Any) -> bool:
     return bool(trainer.use_vllm or trainer.rollout_func is not None)
 
 
-def engine_dtype(trainer: Any) -> torch.dtype | None:
-    """Return what a vLLM engine of this process computes in; None without one."""
-    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
-    return None if engine is None else engine.llm_engine.model_config.dtype
-
-
 def autocasts(trainer: Any) -> bool:
     """Return whether forward passes are computed in another dtype than the weights'."""
     return str(trainer.accelerator.mixed_precision) != "no"

@@ -350,13 +350,6 @@ def _of_the_model(trial: Trial) -> Iterator[str]:
 def misgivings(trainer: Any, settings: Settings, components: Components, trial: Trial) -> Iterator[str]:
     """Yield what the user should know of this trainer, though it can be trained."""
     yield from _of_the_model(trial)
-    sampled_in = compat.engine_dtype(trainer)
-    if sampled_in is not None and sampled_in.itemsize < trainer.model.dtype.itemsize and not compat.autocasts(trainer):
-        yield (
-            f"vLLM samples in {sampled_in}, and the trainer computes log-probs in {trainer.model.dtype}: TRL's "
-            "sampling/importance_sampling_ratio differs from 1 from the first step, which looks like staleness and "
-            "is none. Load the model in the same dtype (model_init_kwargs={'dtype': ...}), or set bf16=True."
-        )
     yield from _useless(trainer, settings, components)
     refill = settings.config.refill
     if refill.rounds and refill.prompts == "new" and compat.samples_in_order(trainer):
@@ -367,7 +360,6 @@ def misgivings(trainer: Any, settings: Settings, components: Components, trial: 
         )
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
-        yield from _loses_its_file(settings)
     by_product = (settings.label("correction"), trainer.importance_sampling_level) == ("topr", "token")
     if (
         settings.config.replay_preset == "sample_efficient"
@@ -409,18 +401,6 @@ def _generates_again(trainer: Any, settings: Settings) -> Iterator[str]:
             f"replay_preset='second_run' generates one batch, and num_iterations={iterations} with {length} generates "
             f"another after every {counted(updates, 'update')}: set num_iterations and max_steps both to the number "
             "of updates."
-        )
-
-
-def _loses_its_file(settings: Settings) -> Iterator[str]:
-    """Yield which settings take the groups of a second run away, which has no others."""
-    config = settings.config
-    ending = {"replay_max_uses": config.replay_max_uses, "replay_max_age": config.replay_max_age}
-    told = [f"{name}={value}" for name, value in ending.items() if value is not None]
-    if told:
-        yield (
-            f"replay_preset='second_run' trains on the groups of one file, and {' and '.join(told)} ends them: the "
-            "iterations that find none train on the one generated batch again. Leave that out."
         )
 
 
