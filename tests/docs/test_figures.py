@@ -94,6 +94,14 @@ def test_the_gain_on_addition_is_told_late_and_early():
     assert f"after 12,800 completions it is {early}" in page
 
 
+def test_the_page_tells_of_the_seeds_on_the_lock_that_end_low():
+    runs = results_of("learning")["tasks"]["lock"]["runs"]
+    ends = sorted(run["curve"][-1] for run in runs if run["arm"] == "corrected")
+    told = f"two with replay end at {ends[0]:.2f} and {ends[1]:.2f}"
+    assert told in (ROOT / "docs" / "evidence.md").read_text()
+    assert ends[2] > 0.99
+
+
 def test_the_demo_trains_at_the_rates_that_the_benchmark_chose():
     from trl_replay.demo import LEARNING_RATE
 
