@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 VLLM := .venv-vllm/bin
 UNSLOTH := .venv-unsloth/bin
+MARTINGALE := .venv-martingale/bin
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package and the tests anew
 
-.PHONY: demo real check unit test vllm unsloth lint mutants compat canary pages docs site-check dist dist-all clean
+.PHONY: demo real check unit test vllm unsloth martingale lint mutants compat canary pages docs site-check dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	@echo "Making .venv, and installing torch, TRL, and this package into it: a few minutes."
@@ -38,6 +39,15 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 	$(UNSLOTH)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_unsloth/requirements.txt -e . -e plugins/trl-replay-unsloth
 	touch $@
 
+# Martingale has one beside the packages of .venv, which tests without it: it asks for TRL 1.13. --no-deps, or it
+# brings that.
+.venv-martingale/.installed: .venv/.installed tests/with_martingale/requirements.txt
+	$(PYTHON) -m venv .venv-martingale
+	$(MARTINGALE)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_martingale/requirements.txt
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> $$($(MARTINGALE)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_venv.pth
+	touch $@
+
 demo: .venv/.installed
 	$(BIN)/trl-replay demo --out out/demo
 
@@ -62,6 +72,9 @@ vllm: .venv-vllm/.installed # generates with vLLM, on a CPU; needs Python 3.11, 
 
 unsloth: .venv-unsloth/.installed # trains with Unsloth's trainer, on a CPU; needs a package index and 2 GB of disk
 	$(UNSLOTH)/python -m pytest -W ignore tests/with_unsloth
+
+martingale: .venv-martingale/.installed # compares what replay logs with Martingale's record; needs a package index
+	$(MARTINGALE)/python -m pytest -W ignore tests/with_martingale
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -100,4 +113,4 @@ dist-all: .venv/.installed # the same beside seven TRL releases
 	$(BIN)/python tests/compat/dist.py --all
 
 clean:
-	rm -rf .venv .venv-vllm .venv-unsloth build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-unsloth .venv-martingale build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -190,7 +190,7 @@ def parse_arm(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark; returns 0 whether or not the thresholds are met."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/learning"), help="folder of runs.jsonl and results")
     parser.add_argument("--arm", action="append", default=[], metavar="NAME=SETTING:VALUE,...", help="one arm more")

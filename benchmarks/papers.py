@@ -91,8 +91,6 @@ OTHER_PRESETS = (
     "rlep",
     "luffy",
 )
-UNMEASURED = ("asymre", "oapl", "re_dr", "re_max", "maxrl", "rloo")
-"""Presets that no run of these tasks trained with yet."""
 TAUGHT = ("rlep", "luffy")
 """They replay rows of a file: here the right answers to the first 4,096 prompts."""
 TRAINING: dict[str, dict[str, Any]] = {"fair_er": {"num_iterations": 2}}

@@ -2,8 +2,7 @@
 
     python benchmarks/pictures.py
 
-It draws completions.png, completions_narrow.png, products.png, and learning_rates.png in benchmarks/results, from the
-ledgers there.
+It draws completions.png, products.png, and learning_rates.png in benchmarks/results, from the ledgers there.
 """
 
 from __future__ import annotations
@@ -44,32 +43,23 @@ class Panel(NamedTuple):
     batch: int
 
 
-def panels() -> list[tuple[Panel, Panel]]:
-    """Pairs: both lists on a CPU, both on a GPU, and the tasks whose prompts are new in each batch."""
-    made = {
-        name: Panel(name, dict(zip(DRAWN, map(list, zip(*pairs, strict=True)), strict=True)), study.TASKS[task].batch)
-        for name, (task, pairs) in learning_rates.shown().items()
-    }
-    french, products = study.AGAIN
-    on_lists = [(made[f"{french}, {where}"], made[f"{products}, {where}"]) for where in ("CPU", "GPU")]
-    return [*on_lists, (made["topics, new"], made["sums, new"])]
+def panels() -> Iterable[Panel]:
+    """Lists, but *products* on a CPU, which has a picture of its own, and tasks whose prompts are new."""
+    for name, (task, pairs) in learning_rates.shown().items():
+        if name != "products, CPU":
+            of_arms = dict(zip(DRAWN, map(list, zip(*pairs, strict=True)), strict=True))
+            yield Panel(name, of_arms, study.TASKS[task].batch)
 
 
-def draw_completions(path: Path, is_narrow: bool) -> None:
-    """Accuracy over completions: the mean of the seeds, and between which they lie. Pairs lie next to each other in
-    the narrow picture, and one above the other in the wide one."""
-    pairs = np.empty((3, 2), dtype=object)
-    pairs[:] = panels()
-    shown = pairs if is_narrow else pairs.T
-    rows, columns = shown.shape
-    size = 4.6 * columns, 4.2 * rows
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, sharey=True, layout="constrained")
-    for axis, panel in zip(axes.flat, shown.flat, strict=True):
+def draw_completions(path: Path) -> None:
+    """Accuracy over completions: the mean of the seeds, and between which they lie."""
+    figure, axes = pyplot.subplots(2, 3, figsize=(13.8, 8.4), sharey=True, layout="constrained")
+    for axis, panel in zip(axes.flat, panels(), strict=False):
         _draw_panel(axis, panel)
+        axis.set_xlabel("completions")
+    axes[-1, -1].set_visible(False)
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy")
-    for axis in axes[-1]:
-        axis.set_xlabel("completions")
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
@@ -186,7 +176,6 @@ if __name__ == "__main__":
     matplotlib.use("Agg")
     pyplot.rcParams["font.size"] = 19  # can be read on a phone in two columns
     results = Path(__file__).parent / "results"
-    draw_completions(results / "completions.png", is_narrow=False)
-    draw_completions(results / "completions_narrow.png", is_narrow=True)
+    draw_completions(results / "completions.png")
     draw_products(results / "products.png")
     draw_rates(results / "learning_rates.png")

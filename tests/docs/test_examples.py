@@ -171,12 +171,19 @@ def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
     assert names[:2] == ["settle + sample + mix at 1,000 entries", "settle + sample + mix at 10,000 entries"]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("warm_start.py", "right answers in the last 10 updates:\n"), ("export_buffer.py", "the highest advantage, ")],
-)
-def test_the_examples_run(tmp_path, name, words):
-    assert words in fork(name, "--out", tmp_path / "out", cwd=tmp_path)
+def test_warm_start_trains_with_and_without_a_teacher(tmp_path):
+    assert "right answers in the last 10 updates:\n" in fork("warm_start.py", "--out", tmp_path / "out", cwd=tmp_path)
+
+
+def test_policies_prints_a_row_of_each_and_is_what_a_page_shows(tmp_path):
+    out = fork("policies.py", "--updates", 4, "--seeds", 0, cwd=tmp_path)
+    head, *rows = (line.split() for line in out.splitlines()[-5:])
+    assert head == ["policy", "seed", "0", "median"]
+    assert [row[0] for row in rows] == ["stock", "defaults", "priorities", "reservoir"]
+    assert all(0 <= float(end) < 0.5 for row in rows for end in row[1:])
+    source = " ".join((ROOT / "examples" / "policies.py").read_text().split())
+    (shown,) = re.findall(r"^```py\n(POLICIES.*?)^```", (ROOT / "docs" / "files.md").read_text(), re.M | re.S)
+    assert all(" ".join(part.split()) in source for part in shown.split("# …"))
 
 
 def test_gsm8k_replay_trains_what_is_missing_once_and_prints_completions_to_stocks_accuracy(local):

@@ -143,7 +143,7 @@ def test_the_code_that_the_architecture_shows_stands_in_the_package():
 
 
 def test_all_places_give_one_advice_on_long_answers():
-    skill = Path(trl_replay.__file__).parent / ".agents" / "skills" / "trl-replay" / "SKILL.md"
+    skill = ROOT / ".agents" / "skills" / "trl-replay" / "SKILL.md"
     places = [PAGES[name] for name in ("README.md", "by-symptom.md", "agents.md", "evidence.md")]
     for text in (*places, skill.read_text()):
         assert ON_LONG_ANSWERS.rstrip(".") in " ".join(text.replace("`", "").split())

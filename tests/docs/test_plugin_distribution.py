@@ -13,6 +13,16 @@ from started import QUICK
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "plugins" / "trl-replay-freshness"
+UNATTACHED = """
+from trl_replay.testing import make_trainer
+
+
+def starts_with_a_digit(completions, **_):
+    return [float(text[:1].isdigit()) for text in completions]
+
+
+make_trainer("out", starts_with_a_digit, max_steps=10).train()
+"""
 
 
 def clean():
@@ -88,10 +98,7 @@ def test_the_wheels_hold_their_package_and_nothing_else(wheels):
 
 
 def test_the_installed_package_has_its_hook(environment, tmp_path):
-    """An example, less its line that attaches, replays under `trl-replay run`."""
-    example = (ROOT / "examples" / "export_buffer.py").read_text()
-    above, attaching, _ = example.partition("    session = trl_replay.attach(")
-    assert attaching
-    (tmp_path / "unattached.py").write_text(f"{above}    trainer.train()\n\n\nmain()\n")
+    """A script that does not attach replays under `trl-replay run`."""
+    (tmp_path / "unattached.py").write_text(UNATTACHED)
     printed = python(environment.executable, "-m", "trl_replay", "run", "unattached.py", cwd=tmp_path)
     assert "replay: 25 of 64 groups, 2 of 30 replaced" in printed

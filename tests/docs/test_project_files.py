@@ -218,7 +218,7 @@ def test_the_changes_that_mutants_makes_by_name_stand_in_the_code():
 
 
 def test_the_skill_for_coding_agents_comes_with_the_package_and_is_true(tmp_path):
-    path = Path(trl_replay.__file__).parent / ".agents" / "skills" / "trl-replay" / "SKILL.md"
+    path = ROOT / ".agents" / "skills" / "trl-replay" / "SKILL.md"
     _, head, text = path.read_text().split("---\n", 2)
     about = yaml.safe_load(head)
     assert about["name"] == path.parent.name

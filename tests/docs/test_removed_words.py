@@ -37,7 +37,7 @@ ERRORS = {
     "replay_logps_dtype": {CONFIG},
 }
 """By pattern: files with an error that is for those who still use it, and names the new way."""
-FOLDERS = ("benchmarks", "docs", "examples", "plugins", "tests", "trl_replay")
+FOLDERS = (".agents", "benchmarks", "docs", "examples", "plugins", "tests", "trl_replay")
 KINDS = {".ipynb", ".md", ".py", ".toml", ".txt", ".yaml", ".yml", ""}
 HISTORY = {"CHANGELOG.md", Path(__file__).relative_to(ROOT).as_posix()}
 
@@ -59,6 +59,6 @@ def test_nothing_speaks_of_what_was_removed(pattern):
 
 def test_the_texts_are_all_kinds_that_a_user_reads():
     names = {name for name, _ in texts()}
-    skill = "trl_replay/.agents/skills/trl-replay/SKILL.md"
+    skill = ".agents/skills/trl-replay/SKILL.md"
     assert names >= {"README.md", "AGENTS.md", "Makefile", "pyproject.toml", "docs/running.md", skill}
     assert "docs/first_run.ipynb" in names

@@ -5,7 +5,20 @@ import pytest
 import torch
 from replaying import Checked, replay
 from scenarios import Scenario, follow, train
-from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, real_tokens, record, rollout_of, scoring
+from support import (
+    DEAD,
+    HALF,
+    LIVE,
+    WINDOW,
+    Interrupt,
+    Rewards,
+    Spy,
+    plugin_class,
+    real_tokens,
+    record,
+    rollout_of,
+    scoring,
+)
 
 import trl_replay
 from trl_replay.loss.tap import ROWS
@@ -188,8 +201,12 @@ def test_5_a_group_whose_score_is_not_finite_is_refused_and_counted(tmp_path, sc
     assert f"4 x a group was refused: {why}" in run.session.explain()
 
 
-def test_28_a_key_that_nobody_declares_is_refused_with_the_remedy(tmp_path):
+def test_28_a_key_that_nobody_declares_is_refused_with_the_remedy(tmp_path, plug):
+    """Nor does a plugin that is registered and not named."""
+    plug(plugin_class(fields=lambda: [trl_replay.FieldSpec("bonus", layout="row")])())
     with_key = scoring(lambda batch: {**batch, "bonus": torch.arange(len(batch["advantages"]))})
-    words = r"'bonus' \(shape \(12,\)\).*trl_replay_fields.*FieldSpec\('bonus', layout=.*use_replay=False"
+    words = (
+        r"'bonus' \(shape \(12,\)\).*use_replay=False.*trl_replay_fields.*FieldSpec\('bonus', .*`replay_plugins`\.$"
+    )
     with pytest.raises(trl_replay.BatchError, match=words):
         train(tmp_path, ONE_LIVE, trainer_class=with_key)

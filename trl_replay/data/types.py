@@ -195,8 +195,9 @@ def _unknown(key: str, value: Any) -> str:
         described = f"shape {tuple(value.shape)}"
     return (
         f"The batch holds {key!r} ({described}), which trl_replay does not know; dropping it would train on the wrong "
-        f"values. Declare it from a plugin: `trl_replay_fields` yielding FieldSpec({key!r}, layout=...), with one of "
-        f"the layouts {', '.join(LAYOUTS)}; or set use_replay=False for this run."
+        f"values. Set use_replay=False for this run, or declare it from a plugin: `trl_replay_fields` yielding "
+        f"FieldSpec({key!r}, layout=...), with one of the layouts {', '.join(LAYOUTS)}, and name the plugin in "
+        "`replay_plugins`."
     )
 
 
