@@ -37,7 +37,7 @@ class RegistryHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_strategies(self):
-        ...         yield EvictorSpec("least_used", lambda: lambda table, context: -table.uses, "the most used leaves")
+        ...         yield EvictorSpec("most_used", lambda: lambda table, context: -table.uses, "the most used leaves")
         """
 
     @hookspec

@@ -202,6 +202,14 @@ def test_folders_that_differ_by_a_seed_need_no_label(tmp_path, runs):
     assert [run.seed for run in read[:3]] == ["-seed0", "-seed1", "_s0"]
 
 
+def test_more_runs_than_fit_side_by_side_have_a_row_each(tmp_path, runs, said):
+    names = [f"{policy}-seed{seed}" for policy in ("stock", "reservoir") for seed in range(3)]
+    for name in names:
+        shutil.copytree(runs / "stock", tmp_path / name)
+    lines = said("report", *(tmp_path / name for name in names)).splitlines()
+    assert [any(line.startswith(f"│ {name} ") and "55.6%" in line for line in lines) for name in names] == [True] * 6
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -534,7 +534,7 @@ def test_a_key_that_a_plugin_declares_travels_with_its_group(tmp_path):
 # the examples in the docstrings
 
 OFFERED = {
-    "trl_replay_strategies": {"replay_plugins": None, "replay_evictor": "example/least_used"},
+    "trl_replay_strategies": {"replay_plugins": None, "replay_evictor": "example/most_used"},
     "trl_replay_presets": {"replay_plugins": None, "replay_preset": "example/short_lived"},
 }
 """What names the plugin where it has no hook for training."""

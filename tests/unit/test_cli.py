@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import trl_replay
 from trl_replay import EvictorSpec, run
@@ -43,11 +44,17 @@ def test_list_fits_one_screen_and_marks_the_one_default_of_each_kind(capsys):
     main(["list"])
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 40
-    assert max(map(len, out.splitlines())) < 120
+    assert max(map(len, out.splitlines())) <= 120
     assert out.count(" (default)") == len(SPECS)
     assert out.startswith("preset      sample_efficient, ")
     for offer in listed():
         assert offer.short in out
+
+
+def test_list_is_as_wide_as_the_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("trl_replay.cli.listing.make_console", lambda: Console(width=60))
+    main(["list"])
+    assert 50 < max(map(len, capsys.readouterr().out.splitlines()[:-1])) <= 60
 
 
 def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user():

@@ -132,7 +132,7 @@ def _list(options: argparse.Namespace) -> int:
         of_kind = [offer for offer in found if offer.kind == kind]
         names = [f"{offer.short} (default)" if offer.default else offer.short for offer in of_kind]
         line = f"{kind:10}  {', '.join(names)}"
-        print(printable(textwrap.fill(line, 119, subsequent_indent=" " * 12, break_on_hyphens=False)))
+        print(printable(textwrap.fill(line, make_console().width, subsequent_indent=" " * 12, break_on_hyphens=False)))
     for failure in known.failures.values():
         print(printable(f"not loaded  {failure.name} ({failure.distribution}): {failure.reason}"))
     print("\ntrl-replay list KIND tells what each does, and trl-replay list NAME documents one.")

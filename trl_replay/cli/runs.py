@@ -9,6 +9,9 @@ from pathlib import Path
 from ..base.validation import unusable
 from .tables import Command, make_console, make_table, printable
 
+MOST_SIDE_BY_SIDE = 4
+"""Runs that have a column each; of more, each has a row."""
+
 
 def _add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -75,7 +78,8 @@ def report(
         above, below = [f"outcome: {first}"], [*cost_in_words(first.run), *alarms.values(), change]
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.facts)
     head = ("over the whole run", *(run.label + run.seed for run in runs))
-    rows = [(name, *(outcome.facts.get(name, "–") for outcome in outcomes)) for name in names]
+    facts = [(name, *(outcome.facts.get(name, "–") for outcome in outcomes)) for name in names]
+    head, *rows = [head, *facts] if len(runs) <= MOST_SIDE_BY_SIDE else zip(head, *facts, strict=True)
     console = make_console()
     console.print(printable("\n".join(above)), markup=False, highlight=False)
     console.print(make_table("", head, rows))
