@@ -7,7 +7,6 @@ import pickle
 import sys
 import warnings
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,28 +196,6 @@ def test_171_a_model_whose_log_probs_change_with_the_padding_is_warned_of_once(t
     assert torch.equal(torch.get_rng_state(), state)
     if kind == "gpt2":
         trainer.train()  # warnings are errors: a second one would fail here
-
-
-@pytest.mark.parametrize(
-    ("engine", "model", "is_told"),
-    [
-        (torch.bfloat16, torch.float32, True),
-        (torch.float32, torch.float32, False),
-        (torch.bfloat16, torch.bfloat16, False),
-    ],
-)
-def test_an_engine_that_samples_in_fewer_bits_than_the_trainer_computes_in_is_told(tmp_path, engine, model, is_told):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
-    trainer.model.to(model)
-    config = SimpleNamespace(dtype=engine)
-    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
-    trainer.vllm_generation = SimpleNamespace(llm=llm)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trl_replay.attach(trainer)
-    told = [str(one.message) for one in caught if "looks like staleness and is none" in str(one.message)]
-    assert len(told) == is_told
-    assert all("torch.bfloat16" in text and "torch.float32" in text and "bf16=True" in text for text in told)
 
 
 DEAD_LATER = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
