@@ -28,6 +28,7 @@ import when_it_pays as study
 from when_it_pays import HELD_OUT_SEED, PILOT, Arm, Run, Task
 
 import trl_replay
+from trl_replay.errors import UnknownNameError
 
 RESULTS = Path(__file__).parent / "results" / "updates_per_batch.jsonl"
 LISTED, OTHERS = 48, 100
@@ -128,7 +129,7 @@ def exists(arm: Arm) -> bool:
     settings = arm.settings or {}
     try:
         trl_replay.ReplayConfig(**settings)
-    except trl_replay.UnknownNameError:
+    except UnknownNameError:
         return False
     return set(settings.get("replay_plugins", [])) <= entry_points(group="trl_replay").names
 

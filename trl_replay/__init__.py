@@ -12,22 +12,8 @@ from .data.plan import Plan
 from .data.prompt_table import PromptTable
 from .data.rewards import reaches
 from .data.table import Table, weighted_sample
-from .data.types import Context, Corrected, Entry, FieldSpec, Group, Groups, InputsContext, Placement, ReplayedRows
-from .errors import (
-    AttachError,
-    BatchError,
-    CheckpointError,
-    ConfigurationError,
-    ContractError,
-    HookError,
-    MismatchError,
-    PluginError,
-    RefusedError,
-    ReplayError,
-    ResultError,
-    SeamError,
-    UnknownNameError,
-)
+from .data.types import Context, Corrected, Entry, FieldSpec, Group, Groups, InputsContext, ReplayedRows
+from .errors import AttachError, BatchError, CheckpointError, ConfigurationError, PluginError, ReplayError, SeamError
 from .hookspecs import hookimpl
 from .registry import register, unregister
 from .setup.config import ReplayConfig
@@ -56,7 +42,6 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "Context",
-    "ContractError",
     "Corrected",
     "CorrectionSpec",
     "Entry",
@@ -64,28 +49,22 @@ __all__ = [
     "FieldSpec",
     "Group",
     "Groups",
-    "HookError",
     "InputsContext",
-    "MismatchError",
     "MixerSpec",
-    "Placement",
     "Plan",
     "PluginError",
     "Preset",
     "PromptTable",
-    "RefusedError",
     "ReplayBuffer",
     "ReplayConfig",
     "ReplayError",
     "ReplayedRows",
-    "ResultError",
     "SamplerSpec",
     "ScorerSpec",
     "SeamError",
     "SelectorSpec",
     "Session",
     "Table",
-    "UnknownNameError",
     "WeightedSampler",
     "attach",
     "attached",

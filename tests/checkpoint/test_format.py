@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from resuming import build, differences, resume, rewrite, state, train
 
 import trl_replay
-from trl_replay import CheckpointError, MismatchError
+from trl_replay import CheckpointError
 from trl_replay.checkpoint.saving import RankPart
+from trl_replay.errors import MismatchError
 
 EXAMPLES = 250
 

@@ -11,7 +11,8 @@ from resuming import build, differences, everything, last, resume, state, train
 from support import DEAD, HALF, LIVE, At, Rewards
 
 import trl_replay
-from trl_replay import CheckpointError, MismatchError, hookimpl
+from trl_replay import CheckpointError, hookimpl
+from trl_replay.errors import HookError, MismatchError
 from trl_replay.testing import make_trainer
 
 
@@ -50,7 +51,7 @@ def test_a_hook_that_fails_while_saving_is_named(tmp_path, plug):
         def trl_replay_save(self, session, directory):
             raise OSError("no room")
 
-    with pytest.raises(trl_replay.HookError, match=r"unlucky.*failed in trl_replay_save.*no room"):
+    with pytest.raises(HookError, match=r"unlucky.*failed in trl_replay_save.*no room"):
         train(tmp_path, replay_plugins=plug(Plugin(), "unlucky"), max_steps=6)
     assert trl_replay.last_complete_checkpoint(tmp_path) is None
 

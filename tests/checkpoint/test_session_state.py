@@ -32,10 +32,11 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 import trl_replay
-from trl_replay import CheckpointError, MismatchError, hookimpl
+from trl_replay import CheckpointError, hookimpl
 from trl_replay.checkpoint import format as saved
 from trl_replay.checkpoint.saving import GONE, REPLACED
 from trl_replay.distributed import communicator
+from trl_replay.errors import MismatchError
 from trl_replay.serialization.groups import pack, to_tensors, unpack
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 

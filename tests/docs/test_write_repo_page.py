@@ -9,6 +9,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
+from trl_replay.errors import RefusedError
 from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_trainer
 
@@ -107,5 +108,5 @@ def test_what_the_page_looks_at_is_there(repo, tmp_path, capsys):
 
 def test_a_sampler_that_promises_no_prompt_stops_before_training(repo, tmp_path):
     trainer = make_trainer(tmp_path / "out", Rewards([LIVE] * 3))
-    with pytest.raises(trl_replay.RefusedError, match="the same prompt"):
+    with pytest.raises(RefusedError, match="the same prompt"):
         trl_replay.attach(trainer, replay_preset=repo, replay_sampler="uniform")

@@ -9,13 +9,14 @@ from scenarios import train
 from support import DEAD, HALF, LIVE, LOSSES, Rewards
 
 import trl_replay
+from trl_replay.errors import RefusedError
 from trl_replay.testing import make_trainer
 
 
 def test_17_groups_that_straddle_processes_are_refused_with_the_numbers(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     monkeypatch.setattr(trainer.args, "per_device_train_batch_size", 6)
-    with pytest.raises(trl_replay.RefusedError, match=r"6 rows .* num_generations=4"):
+    with pytest.raises(RefusedError, match=r"6 rows .* num_generations=4"):
         trl_replay.attach(trainer)
 
 
@@ -24,13 +25,13 @@ SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
 
 def test_an_age_limit_below_the_generation_interval_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=2)
-    with pytest.raises(trl_replay.RefusedError, match="replay_max_age=1 is less than the 2 updates"):
+    with pytest.raises(RefusedError, match="replay_max_age=1 is less than the 2 updates"):
         trl_replay.attach(trainer, replay_max_age=1)
 
 
 def test_more_passes_than_a_group_has_rows_are_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE] * 3))
-    with pytest.raises(trl_replay.RefusedError, match=r"replay_retire_passes=5 .*num_generations=4"):
+    with pytest.raises(RefusedError, match=r"replay_retire_passes=5 .*num_generations=4"):
         trl_replay.attach(trainer, replay_retire_passes=5)
 
 
@@ -46,7 +47,7 @@ def test_the_liger_loss_up_to_trl_1_13_is_refused_with_the_release_and_the_remed
         trl_replay.attach(trainer)
         return
     told = f"use_liger_kernel=True makes TRL {release} .*install TRL 1.14 or newer, or set use_liger_kernel=False"
-    with pytest.raises(trl_replay.RefusedError, match=told):
+    with pytest.raises(RefusedError, match=told):
         trl_replay.attach(trainer)
     assert trainer.__dict__ == before
     trainer.use_liger_kernel = False

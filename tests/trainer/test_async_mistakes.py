@@ -6,6 +6,7 @@ from trl_replay_async import compat as asynchronous
 
 import trl_replay
 from trl_replay import compat
+from trl_replay.errors import ContractError
 
 
 @pytest.fixture
@@ -77,19 +78,19 @@ def test_178_a_plugin_for_the_other_trainer_is_refused_before_its_own_check_read
 
 def test_a_trainer_of_another_shape_is_refused_with_its_release(trainer, monkeypatch):
     monkeypatch.delattr(trainer, "_trained_groups")
-    with pytest.raises(trl_replay.ContractError, match=r"of TRL .* can't be attached to: .*_trained_groups"):
+    with pytest.raises(ContractError, match=r"of TRL .* can't be attached to: .*_trained_groups"):
         trl_replay.attach(trainer)
     monkeypatch.undo()
     sample = type("Sample", (), {"__dataclass_fields__": dict.fromkeys(asynchronous.OF_SAMPLE[:-1])})
     monkeypatch.setattr(asynchronous, "rollout_sample", lambda: sample)
-    with pytest.raises(trl_replay.ContractError, match="its samples have no 'metrics'"):
+    with pytest.raises(ContractError, match="its samples have no 'metrics'"):
         trl_replay.attach(trainer)
 
 
 def test_a_release_that_was_not_tested_is_refused(trainer, monkeypatch):
     monkeypatch.setattr(compat, "version", lambda _: "1.15.0")
     monkeypatch.setattr(asynchronous, "version", lambda _: "1.15.0")
-    with pytest.raises(trl_replay.ContractError, match=r"TRL 1\.15\.0 .* whose AsyncGRPOTrainer .*>=1\.16"):
+    with pytest.raises(ContractError, match=r"TRL 1\.15\.0 .* whose AsyncGRPOTrainer .*>=1\.16"):
         trl_replay.attach(trainer)
     monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
     trl_replay.attach(trainer)

@@ -17,6 +17,7 @@ from trl import GRPOConfig
 
 import trl_replay
 from trl_replay import ConfigurationError, compat, hookimpl
+from trl_replay.errors import ContractError, RefusedError
 from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
@@ -129,7 +130,7 @@ def test_an_attached_trainers_model_is_saved_as_before(trainer, tmp_path):
 
 def test_an_untested_trl_is_refused_with_a_way_out(trainer, monkeypatch):
     monkeypatch.setattr(compat, "version", lambda name: "9.9.0")
-    with pytest.raises(trl_replay.ContractError, match=f"{compat.UNTESTED_VARIABLE}=1"):
+    with pytest.raises(ContractError, match=f"{compat.UNTESTED_VARIABLE}=1"):
         trl_replay.attach(trainer)
     monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
     trl_replay.attach(trainer)
@@ -144,7 +145,7 @@ def test_24_a_drifted_signature_is_refused_before_patching(tmp_path):
 
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Drifted)
     before = state(trainer)
-    with pytest.raises(trl_replay.ContractError, match=r"Drifted\._compute_loss takes \('inputs', 'model'\)"):
+    with pytest.raises(ContractError, match=r"Drifted\._compute_loss takes \('inputs', 'model'\)"):
         trl_replay.attach(trainer)
     assert state(trainer) == before
 
@@ -153,7 +154,7 @@ def test_83_a_trainer_without_the_scoring_step_is_refused_by_what_it_lacks(monke
     class OnlineTrainer:
         """It has no such method."""
 
-    with pytest.raises(trl_replay.ContractError, match="OnlineTrainer has no _generate_and_score_completions"):
+    with pytest.raises(ContractError, match="OnlineTrainer has no _generate_and_score_completions"):
         compat.check_contract(OnlineTrainer())
 
 
@@ -459,5 +460,5 @@ def test_148_a_line_that_an_output_cannot_encode_ends_no_training(tmp_path, monk
 def test_149_task_columns_that_the_trainer_takes_out_are_refused(tmp_path):
     rows = [{"prompt": f"{number}=", "label": number} for number in range(3)]
     trainer = build(tmp_path, Rewards([DEAD, DEAD, DEAD]), rows, remove_unused_columns=True)
-    with pytest.raises(trl_replay.RefusedError, match="remove_unused_columns=True takes 'label' out"):
+    with pytest.raises(RefusedError, match="remove_unused_columns=True takes 'label' out"):
         trl_replay.attach(trainer, replay_task_columns=["label"])

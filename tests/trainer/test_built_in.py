@@ -12,6 +12,7 @@ import trl_replay
 from trl_replay import built_in
 from trl_replay.batch.layout import Layout
 from trl_replay.built_in import BUILT_IN
+from trl_replay.errors import ContractError
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], [LIVE, DEAD, DEAD])
@@ -44,9 +45,7 @@ def test_an_asynchronous_trainer_without_its_distribution_is_refused_with_its_na
     trainer = make_async_trainer(tmp_path, policy, Script(all_live))
     monkeypatch.setattr(built_in, "_installed", lambda: ())
     queue = trainer.rollout_queue
-    with pytest.raises(
-        trl_replay.ContractError, match=r"without trl-replay-async: install it .*plugins/trl-replay-async"
-    ):
+    with pytest.raises(ContractError, match=r"without trl-replay-async: install it .*plugins/trl-replay-async"):
         trl_replay.attach(trainer)
     assert trainer.rollout_queue is queue
 
@@ -102,5 +101,5 @@ def test_unsloths_trainer_without_its_distribution_is_refused_with_its_name(tmp_
 
     monkeypatch.setattr(built_in, "_installed", lambda: ())
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=_UnslothGRPOTrainer)
-    with pytest.raises(trl_replay.ContractError, match="without trl-replay-unsloth: install it"):
+    with pytest.raises(ContractError, match="without trl-replay-unsloth: install it"):
         trl_replay.attach(trainer)

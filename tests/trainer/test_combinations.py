@@ -8,7 +8,8 @@ from corrected import TOKEN_WEIGHTS
 from support import LIVE, Rewards
 
 import trl_replay
-from trl_replay import ConfigurationError, RefusedError
+from trl_replay import ConfigurationError
+from trl_replay.errors import RefusedError
 from trl_replay.registry import BUILTIN, registry
 from trl_replay.testing import make_trainer
 

@@ -17,6 +17,7 @@ from support import DEAD, HALF, LIVE, Rewards, masked_rollout
 from tools import tool_tokenizer
 
 import trl_replay
+from trl_replay.errors import MismatchError
 from trl_replay.testing import make_model
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
@@ -154,7 +155,7 @@ SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
 @pytest.mark.parametrize(("then", "now"), [("token_truncate", "sequence_mask"), ("sequence_mask", "token_truncate")])
 def test_143_a_checkpoint_with_ratios_of_another_shape_is_refused(tmp_path, then, now):
     train(sampled(tmp_path, then, **SAVING))
-    with pytest.raises(trl_replay.MismatchError, match=f"vllm_importance_sampling_mode.*'{then}' and is '{now}'"):
+    with pytest.raises(MismatchError, match=f"vllm_importance_sampling_mode.*'{then}' and is '{now}'"):
         train(sampled(tmp_path, now, **SAVING), resume=str(tmp_path / "checkpoint-2"))
 
 

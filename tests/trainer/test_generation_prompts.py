@@ -5,6 +5,7 @@ from generating import DEAD, LIVE, PROMPTS, SIZE, Coins
 from support import plugin
 
 import trl_replay
+from trl_replay.errors import HookError, ResultError
 from trl_replay.testing import make_trainer
 
 
@@ -106,14 +107,12 @@ def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(t
     ],
 )
 def test_71_what_is_no_row_a_group_is_refused_by_name(tmp_path, answer, words):
-    with pytest.raises(trl_replay.ResultError, match=rf"^Plugin 'chooser' .*{words}"):
+    with pytest.raises(ResultError, match=rf"^Plugin 'chooser' .*{words}"):
         train(tmp_path, lambda rows, context: answer)
 
 
 def test_an_error_is_blamed_on_the_plugin_and_the_hook(tmp_path):
-    with pytest.raises(
-        trl_replay.HookError, match=r"Plugin 'chooser' .* trl_replay_inputs at update 0: KeyError: 'x'"
-    ):
+    with pytest.raises(HookError, match=r"Plugin 'chooser' .* trl_replay_inputs at update 0: KeyError: 'x'"):
         train(tmp_path, lambda rows, context: rows[0]["x"])
 
 

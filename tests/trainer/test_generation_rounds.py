@@ -15,6 +15,7 @@ from scenarios import GENERATED_AGAIN, follow, train
 from support import LIVE, Rewards, Spy, record, shaping
 
 import trl_replay
+from trl_replay.errors import RefusedError
 from trl_replay.testing import make_trainer
 
 FIRST, *OTHERS = GENERATED_AGAIN
@@ -173,7 +174,7 @@ def test_a_stream_gives_no_new_prompts_but_the_same_ones_and_its_run_resumes(tmp
             tmp_path, Coins(0.4), arguments={"train_dataset": stream}, trainer_class=Spy, max_steps=steps,
             save_strategy="steps", save_steps=2,
         )  # fmt: skip
-        with pytest.raises(trl_replay.RefusedError, match=r"'new.rounds=2.' .* stream .* use 'same.rounds=2.'"):
+        with pytest.raises(RefusedError, match=r"'new.rounds=2.' .* stream .* use 'same.rounds=2.'"):
             trl_replay.attach(trainer, replay_refill="new(rounds=2)")
         session = trl_replay.attach(trainer, replay_refill="same(rounds=2)")
         asked = pytest.warns(UserWarning, match="still in the dataset can't be told: it is a stream")

@@ -18,14 +18,12 @@ from trl_replay import (
     Corrected,
     EvictorSpec,
     FieldSpec,
-    HookError,
     InputsContext,
     Preset,
-    RefusedError,
-    ResultError,
     hookimpl,
     hookspecs,
 )
+from trl_replay.errors import HookError, RefusedError, ResultError
 from trl_replay.registry import registry
 from trl_replay.specs import SPECS
 from trl_replay.testing import make_trainer

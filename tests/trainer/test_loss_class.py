@@ -7,6 +7,7 @@ from support import DEAD, HALF, LIVE, Rewards
 from trl import GRPOTrainer
 
 import trl_replay
+from trl_replay.errors import ContractError
 from trl_replay.loss.tap import loss_maker
 from trl_replay.testing import make_trainer
 
@@ -101,7 +102,7 @@ class Keyed(GRPOTrainer, metaclass=Registering, key="mine"):
 def test_a_class_that_allows_no_subclass_is_refused_at_attach(tmp_path, trainer_class, reason):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class)
     before = dict(trainer.__dict__)
-    with pytest.raises(trl_replay.ContractError, match=f"no subclass of it can be made.*{reason}"):
+    with pytest.raises(ContractError, match=f"no subclass of it can be made.*{reason}"):
         trl_replay.attach(trainer)
     assert (type(trainer), trainer.__dict__) == (trainer_class, before)
 

@@ -14,6 +14,7 @@ from scenarios import MIXED, Scenario, compared, follow, train
 from support import DEAD, HALF, LIVE, Rewards, plugin, shaping
 
 import trl_replay
+from trl_replay.errors import ResultError
 from trl_replay.step.decisions import shaped
 from trl_replay.testing import make_groups, make_trainer
 
@@ -270,7 +271,7 @@ def test_134_a_masked_row_stays_masked_whatever_a_hook_gives_it(given):
 )
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
 def test_71_advantages_that_cannot_be_trained_on_are_refused(tmp_path, given, words):
-    with pytest.raises(trl_replay.ResultError, match=f"Plugin 'mine'.*trl_replay_advantages.*{words}"):
+    with pytest.raises(ResultError, match=f"Plugin 'mine'.*trl_replay_advantages.*{words}"):
         train(tmp_path, *SCRIPT, hooks={"advantages": given}, max_steps=2, replay_buffer_size=0)
 
 

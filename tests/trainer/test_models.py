@@ -7,7 +7,7 @@ from replaying import build, replay
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
-from trl_replay import RefusedError
+from trl_replay.errors import RefusedError
 from trl_replay.testing import make_model, make_tokenizer
 
 pytestmark = pytest.mark.generates

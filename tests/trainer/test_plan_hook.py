@@ -10,7 +10,8 @@ from replaying import build
 from scenarios import Scenario, compared, follow, train
 from support import DEAD, HALF, LIVE, Rewards, plugin, scoring
 
-from trl_replay import HookError, ResultError, hookimpl
+from trl_replay import hookimpl
+from trl_replay.errors import HookError, ResultError
 from trl_replay.loss.supply import EXCLUDED, ROWS, SILENT, WITHOUT_KL
 
 pytestmark = pytest.mark.usefixtures("all_metrics")

@@ -9,7 +9,8 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
-from trl_replay import ConfigurationError, PluginError, ReplayConfig, ScorerSpec, UnknownNameError
+from trl_replay import ConfigurationError, PluginError, ReplayConfig, ScorerSpec
+from trl_replay.errors import UnknownNameError
 from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
 

@@ -12,6 +12,7 @@ from support import DEAD, HALF, LIVE, plugin_class
 
 import trl_replay
 from trl_replay import Corrected, hookimpl
+from trl_replay.errors import HookError, ResultError
 from trl_replay.testing import (
     AdvantagesContract,
     CorrectionContract,
@@ -168,7 +169,7 @@ STRATEGIES = [
 @pytest.mark.parametrize(("suite", "strategy"), STRATEGIES)
 def test_176_strategies_may_read_columns_of_a_plugin(tmp_path, suite, strategy):
     perform(suite, tmp_path, strategy=staticmethod(strategy), columns={"difficulty": 0.5})
-    with pytest.raises((trl_replay.HookError, AttributeError), match="has no column 'difficulty'"):
+    with pytest.raises((HookError, AttributeError), match="has no column 'difficulty'"):
         perform(suite, tmp_path, strategy=staticmethod(strategy))
 
 
@@ -212,7 +213,7 @@ def writes(rows, context):
     ],
 )
 def test_a_correction_that_breaks_its_contract_is_noticed(tmp_path, correction, words):
-    with pytest.raises((AssertionError, trl_replay.ResultError), match=words):
+    with pytest.raises((AssertionError, ResultError), match=words):
         perform(CorrectionContract, tmp_path, strategy=staticmethod(correction))
 
 

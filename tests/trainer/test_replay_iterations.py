@@ -11,6 +11,7 @@ from scenarios import ENTROPY, FURTHER, KL, OF_REFERENCE, REFERRED, RIGHT, follo
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
+from trl_replay.errors import RefusedError
 from trl_replay.loss.supply import EXCLUDED, ROWS, SILENT
 from trl_replay.testing import make_trainer
 
@@ -51,7 +52,7 @@ def test_79_a_copy_of_a_live_group_has_its_reference_log_probs(tmp_path):
 def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_trains(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(
-        trl_replay.RefusedError, match=r"(?s)beta=0: set beta=0.1.*to copy: GRPOConfig\(beta=0.1, num_iterations=2\)"
+        RefusedError, match=r"(?s)beta=0: set beta=0.1.*to copy: GRPOConfig\(beta=0.1, num_iterations=2\)"
     ):
         trl_replay.attach(trainer, replay_preset="sample_efficient")
     trainer = referred(tmp_path, loss_type="grpo", num_iterations=3, max_steps=9)
@@ -190,7 +191,7 @@ def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path):
 )
 def test_what_does_not_go_together_is_refused_at_attach(tmp_path, trainer, settings, words):
     made = make_trainer(tmp_path, Rewards(*SCRIPT), **trainer)
-    with pytest.raises(trl_replay.RefusedError, match=words):
+    with pytest.raises(RefusedError, match=words):
         trl_replay.attach(made, **{**REPLAY, **settings})
 
 

@@ -9,6 +9,7 @@ from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
+from trl_replay.errors import HookError
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, HALF])
@@ -123,7 +124,7 @@ def test_an_error_while_a_file_is_added_adds_nothing(tmp_path, notes):
     notes.failing = 0
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer, replay_plugins=["notes"])
-    with pytest.raises(trl_replay.HookError, match="no luck"):
+    with pytest.raises(HookError, match="no luck"):
         session.add(unnamed())
     assert len(session.buffer) == 0
     notes.failing = 99
@@ -134,7 +135,7 @@ def test_an_error_there_takes_the_newcomers_back(tmp_path, notes):
     notes.failing = 2
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer, replay_plugins=["notes"])
-    with pytest.raises(trl_replay.HookError, match=r"'notes'.* failed in trl_replay_admitted at update 2"):
+    with pytest.raises(HookError, match=r"'notes'.* failed in trl_replay_admitted at update 2"):
         trainer.train()
     assert sorted(session.buffer) == [0, 1, 2], "those of the batch before"
     assert sorted(session.buffer.held()) == [0, 1, 2]

@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay.data.counters import Tally, Totals
+from trl_replay.errors import RefusedError
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
@@ -130,5 +131,5 @@ def test_without_a_buffer_groups_that_are_left_out_count_as_none_that_were_train
 
 
 def test_a_refusal_names_what_the_preset_sets(trainer):
-    with pytest.raises(trl_replay.RefusedError, match="replay_preset='sample_efficient' sets replay_iterations"):
+    with pytest.raises(RefusedError, match="replay_preset='sample_efficient' sets replay_iterations"):
         trl_replay.attach(trainer, replay_preset="sample_efficient")

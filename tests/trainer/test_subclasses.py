@@ -18,6 +18,7 @@ from replaying import Checked, Watch, build, check_batches, check_losses, loadab
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
+from trl_replay.errors import ContractError, HookError, RefusedError
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
@@ -270,7 +271,7 @@ class Whole(Spy):
 
 def test_a_loss_that_stands_in_compute_loss_is_refused_at_attach_and_right_as_compute_loss_of_trls_name(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=WholeElsewhere, max_steps=4)
-    with pytest.raises(trl_replay.ContractError, match=r"Name it _compute_loss\(self, model, inputs\)"):
+    with pytest.raises(ContractError, match=r"Name it _compute_loss\(self, model, inputs\)"):
         trl_replay.attach(trainer)
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Whole, max_steps=4)
     session = trl_replay.attach(trainer, replay_start=0)
@@ -355,7 +356,7 @@ def test_rloo_is_refused_by_name(tmp_path):
     settings = {"trainer_class": RLOOTrainer, "config_class": RLOOConfig, "beta": 0.0}
     trainer = build(tmp_path, Rewards(*SCRIPT), **settings)
     before = dict(trainer.__dict__)
-    with pytest.raises(trl_replay.ContractError, match="RLOOTrainer: its loss reads one old log-prob a sequence"):
+    with pytest.raises(ContractError, match="RLOOTrainer: its loss reads one old log-prob a sequence"):
         trl_replay.attach(trainer)
     assert trainer.__dict__ == before
 
@@ -364,7 +365,7 @@ def test_rloo_is_refused_by_name(tmp_path):
 def test_trainers_that_go_around_the_tap_are_refused_by_name(made, name):
     """Here a class of that name, which Unsloth has not generated."""
     trainer = made(type(name, (Checked,), {}))
-    with pytest.raises(trl_replay.ContractError, match=r"it replays by itself|Unsloth's loss does not call"):
+    with pytest.raises(ContractError, match=r"it replays by itself|Unsloth's loss does not call"):
         trl_replay.attach(trainer)
 
 
@@ -576,7 +577,7 @@ def test_150_a_correction_sees_the_advantages_that_are_trained_on(tmp_path, plug
 def test_146_a_trainer_whose_loss_is_another_than_its_args_is_refused(tmp_path):
     trainer = build(tmp_path, Rewards([DEAD]), loss_type="dapo")
     trainer.loss_type = "grpo"
-    with pytest.raises(trl_replay.RefusedError, match="loss_type is 'grpo', and its args have 'dapo'"):
+    with pytest.raises(RefusedError, match="loss_type is 'grpo', and its args have 'dapo'"):
         trl_replay.attach(trainer)
 
 
@@ -593,7 +594,7 @@ def test_an_error_in_a_correction_takes_the_rows_out_of_a_loss_with_an_advantage
     session.components.errors.alone = False
     watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
     trainer.watch, trainer.compared = watch, []
-    with pytest.raises(trl_replay.HookError, match="no"):
+    with pytest.raises(HookError, match="no"):
         trainer.train()
     assert [replayed for _, _, replayed in trainer.compared] == [0, 8]
     check_losses(trainer)

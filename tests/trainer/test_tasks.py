@@ -18,6 +18,7 @@ from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 from tools import tool_tokenizer
 
 import trl_replay
+from trl_replay.errors import MismatchError, RefusedError
 from trl_replay.testing import make_model, make_trainer
 
 ONE_PROMPT = [{"prompt": "1=", "label": label} for label in "abcd"]
@@ -118,7 +119,7 @@ def test_a_resumed_run_knows_the_tasks_of_its_entries(tmp_path):
 def test_other_task_columns_do_not_resume(tmp_path):
     follow(build(tmp_path, ONE_PROMPT, max_steps=2, save_strategy="steps", save_steps=2))
     for columns, words in (([], r"was None and is \[\]"), (["label"], r"was None and is \['label'\]")):
-        with pytest.raises(trl_replay.MismatchError, match=f"replay_task_columns {words}"):
+        with pytest.raises(MismatchError, match=f"replay_task_columns {words}"):
             follow(build(tmp_path, ONE_PROMPT), str(tmp_path / "checkpoint-2"), replay_task_columns=columns)
 
 
@@ -144,7 +145,7 @@ def test_one_line_tells_what_splits_a_prompt(tmp_path):
 
 
 def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path):
-    with pytest.raises(trl_replay.RefusedError, match=r"replay_task_columns=\['labl'\].*it has 'prompt', 'label'"):
+    with pytest.raises(RefusedError, match=r"replay_task_columns=\['labl'\].*it has 'prompt', 'label'"):
         trl_replay.attach(build(tmp_path, ONE_PROMPT), replay_task_columns=["labl"])
 
 

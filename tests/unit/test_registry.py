@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import trl_replay
-from trl_replay import ConfigurationError, EvictorSpec, PluginError, SamplerSpec, UnknownNameError, hookimpl
+from trl_replay import ConfigurationError, EvictorSpec, PluginError, SamplerSpec, hookimpl
+from trl_replay.errors import UnknownNameError
 from trl_replay.registry import BUILTIN, Registry
 from trl_replay.setup.config import ReplayConfig
 from trl_replay.strategies import Builtin

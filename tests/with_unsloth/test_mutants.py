@@ -12,6 +12,7 @@ from trl_replay_unsloth.contract import UNSLOTH_LEFT_PAD, LeftPacked
 
 import trl_replay
 from trl_replay.compat import OLD_LOGPS
+from trl_replay.errors import ContractError
 from trl_replay.loss.tap import Tap
 
 Patch = pytest.MonkeyPatch
@@ -128,5 +129,5 @@ PROBED = ["packs off by one", "unpacks off by one", "as TRL has them", "completi
 def test_the_probe_alone_notices_a_wrong_layout(tmp_path, monkeypatch, name):
     trainer = trainer_of(tmp_path, lambda completions, **columns: [0.0] * len(completions))
     MUTANTS[name][0](monkeypatch)
-    with pytest.raises((trl_replay.ContractError, RuntimeError), match=r"not laid out as|size of tensor"):
+    with pytest.raises((ContractError, RuntimeError), match=r"not laid out as|size of tensor"):
         trl_replay.attach(trainer)

@@ -10,6 +10,7 @@ from support import Rewards, weights_hash
 from trl_replay_unsloth import contract, layout_probe
 
 import trl_replay
+from trl_replay.errors import ContractError, RefusedError
 
 UNTESTED = {
     "use_vllm=True": ("use_vllm", True),
@@ -34,7 +35,7 @@ def test_a_setting_that_was_not_tested_is_refused_by_name(tmp_path, name):
     owner, attribute = (trainer.args, path[5:]) if path.startswith("args.") else (trainer, path)
     setattr(owner, attribute, value)
     before = dict(trainer.__dict__)
-    with pytest.raises(trl_replay.RefusedError, match=f"not tested with Unsloth's trainer and {name}: leave it out"):
+    with pytest.raises(RefusedError, match=f"not tested with Unsloth's trainer and {name}: leave it out"):
         trl_replay.attach(trainer)
     assert trainer.__dict__ == before
 
@@ -42,14 +43,14 @@ def test_a_setting_that_was_not_tested_is_refused_by_name(tmp_path, name):
 def test_several_processes_are_refused(tmp_path, monkeypatch):
     trainer = made(tmp_path)
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    with pytest.raises(trl_replay.RefusedError, match="Unsloth's trainer and 2 processes"):
+    with pytest.raises(RefusedError, match="Unsloth's trainer and 2 processes"):
         trl_replay.attach(trainer, replay_scope="process")
 
 
 @pytest.mark.parametrize("name", contract.UNSLOTH_SWITCHES)
 def test_a_switch_of_unsloths_own_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setenv(name, "1")
-    with pytest.raises(trl_replay.RefusedError, match=f"the environment variable {name}"):
+    with pytest.raises(RefusedError, match=f"the environment variable {name}"):
         trl_replay.attach(made(tmp_path))
 
 
@@ -165,7 +166,7 @@ def test_a_release_with_another_layout_is_refused(tmp_path, monkeypatch, name):
     trainer = made(tmp_path)
     change(monkeypatch)
     before = dict(trainer.__dict__)
-    with pytest.raises(trl_replay.ContractError, match=f"is not laid out as in the releases.*{message}"):
+    with pytest.raises(ContractError, match=f"is not laid out as in the releases.*{message}"):
         trl_replay.attach(trainer)
     assert trainer.__dict__ == before
 
@@ -174,10 +175,10 @@ def test_a_release_with_other_names_is_refused(tmp_path, monkeypatch):
     trainer = made(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(names()[contract.UNSLOTH_APPLIED], "forward", lambda ctx, old, new: None)
-        with pytest.raises(trl_replay.ContractError, match=r"UnslothEfficientGRPO takes \('old', 'new'\)"):
+        with pytest.raises(ContractError, match=r"UnslothEfficientGRPO takes \('old', 'new'\)"):
             trl_replay.attach(trainer)
     monkeypatch.delitem(names(), contract.UNSLOTH_APPLIED)
-    with pytest.raises(trl_replay.ContractError, match="does not call grpo_accumulated_loss and UnslothEfficientGRPO"):
+    with pytest.raises(ContractError, match="does not call grpo_accumulated_loss and UnslothEfficientGRPO"):
         trl_replay.attach(trainer)
 
 
@@ -185,7 +186,7 @@ def test_a_release_that_was_not_tested_is_refused(tmp_path, monkeypatch):
     version = contract.version
     monkeypatch.setattr(contract, "version", lambda name: "2026.12.1" if name == "unsloth" else version(name))
     trainer = made(tmp_path)
-    with pytest.raises(trl_replay.ContractError, match=r"tested with unsloth .* and Unsloth's trainer, not with 2026"):
+    with pytest.raises(ContractError, match=r"tested with unsloth .* and Unsloth's trainer, not with 2026"):
         trl_replay.attach(trainer)
     monkeypatch.setenv(contract.UNTESTED_VARIABLE, "1")
     trl_replay.attach(trainer)

@@ -13,6 +13,7 @@ from trl_replay_curricula import Bapo, Greso, SkipSolved
 
 import trl_replay
 from trl_replay import ConfigurationError
+from trl_replay.errors import RefusedError
 from trl_replay.testing import InputsContract, PluginContract, make_inputs_context, make_prompts, make_trainer
 
 SIZE = 4
@@ -323,7 +324,7 @@ def test_two_sessions_of_a_process_have_states_of_their_own(tmp_path):
 def test_a_stream_stops_what_needs_new_prompts_before_training(tmp_path, name):
     trainer = make_trainer(tmp_path, Judge(), PROMPTS)
     trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
-    with pytest.raises(trl_replay.RefusedError, match=r"puts new prompts .* stream"):
+    with pytest.raises(RefusedError, match=r"puts new prompts .* stream"):
         trl_replay.attach(trainer, replay_plugins=[name], replay_buffer_size=0)
 
 

@@ -20,9 +20,10 @@ from trl_replay_papers.rl_zvp import RlZvp
 from trl_replay_papers.sign_advantage import SignAdvantage
 
 import trl_replay
-from trl_replay import ConfigurationError, RefusedError, hookimpl
+from trl_replay import ConfigurationError, hookimpl
 from trl_replay.base.validation import Named
 from trl_replay.cli import main
+from trl_replay.errors import RefusedError
 from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
 

@@ -10,7 +10,8 @@ from methods import SIZE, mean_logp, mixed_slots, same_prompt, stored, train
 from support import Rewards
 
 import trl_replay
-from trl_replay import ConfigurationError, InputsContext, PromptTable, RefusedError
+from trl_replay import ConfigurationError, InputsContext, PromptTable
+from trl_replay.errors import RefusedError
 from trl_replay.testing import make_table, make_trainer
 from trl_replay_papers.exgrpo import SETTINGS, ExGRPO, exgrpo
 

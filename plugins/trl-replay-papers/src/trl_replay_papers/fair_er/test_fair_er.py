@@ -11,6 +11,7 @@ from methods import SIZE
 from support import DEAD, HALF, LIVE, Rewards, Spy, record
 
 import trl_replay
+from trl_replay.errors import RefusedError
 from trl_replay.testing import make_context, make_table, make_trainer
 from trl_replay_papers.fair_er import make_keep_right
 
@@ -84,5 +85,5 @@ def test_arguments_of_the_evictor_that_can_not_be_used_are_named(arguments: dict
 
 def test_it_asks_for_several_iterations(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
-    with pytest.raises(trl_replay.RefusedError, match="num_iterations"):
+    with pytest.raises(RefusedError, match="num_iterations"):
         trl_replay.attach(trainer, replay_preset="fair_er")

@@ -12,7 +12,7 @@ from replaying import Checked, Watch, check_batches, check_losses
 from support import Rewards, Spy, record
 
 import trl_replay
-from trl_replay import RefusedError
+from trl_replay.errors import RefusedError
 from trl_replay.loss.supply import EXCLUDED, ROWS, SILENT
 from trl_replay.testing import make_trainer
 from trl_replay_papers.gfpo import Gfpo

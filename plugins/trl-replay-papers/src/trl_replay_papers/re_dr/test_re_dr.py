@@ -11,6 +11,7 @@ from replaying import Checked
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
+from trl_replay.errors import RefusedError
 from trl_replay.testing import make_trainer
 
 DR_GRPO = {"loss_type": "dr_grpo", "scale_rewards": "none"}
@@ -55,5 +56,5 @@ def test_stored_successes_train_on_their_log_likelihood_alone(tmp_path: Any, lea
 
 def test_it_asks_for_dr_grpos_advantages(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE] * 3))
-    with pytest.raises(trl_replay.RefusedError, match="instead of 'group'"):
+    with pytest.raises(RefusedError, match="instead of 'group'"):
         trl_replay.attach(trainer, replay_preset="re_dr")

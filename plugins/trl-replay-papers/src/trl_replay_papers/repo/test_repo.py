@@ -11,7 +11,8 @@ from replaying import Watch
 from support import Rewards, Spy
 
 import trl_replay
-from trl_replay import ConfigurationError, RefusedError
+from trl_replay import ConfigurationError
+from trl_replay.errors import RefusedError
 from trl_replay.testing import make_context, make_groups, make_table, make_trainer
 from trl_replay_papers.repo import make_cached
 
