@@ -193,7 +193,11 @@ def test_turns_with_tools_are_scored_as_messages(tmp_path):
     trainer = tool_trainer(tmp_path, reward)
     trainer.train()
     session = attached(trainer)
-    assert session.add([{"prompt": QUESTION, "completion": completion} for completion in kept[0]], rescore=True) == 1
+    (batch,) = trainer.scored
+    rows = [{"prompt": QUESTION, "completion": completion} for completion in kept[0]]
+    for number, length in enumerate(batch["completion_mask"].sum(dim=1).tolist()):
+        rows[number] |= {key: batch[key][number, :length].tolist() for key in ("completion_ids", "tool_mask")}
+    assert session.add(rows, rescore=True) == 1
     assert kept[1] == kept[0]
     ids = {"prompt": QUESTION, "completion_ids": [20, 21, 22], "tool_mask": [1, 0, 1]}
     with pytest.warns(UserWarning, match="it has ids of several turns alone, and reward functions get messages"):
