@@ -9,11 +9,11 @@ from typing import Any
 
 BUILT_IN = ("trl_replay.extras.files.session_files", "trl_replay.extras.outcome.advice")
 """Modules that have one of these functions: `make_session(trainer, settings)` ([`AttachedSession`]),
-`make_layout(trainer)` ([`Layout`]), `make_files(session)` ([`SessionFiles`]), `make_advisor()` ([`Advisor`])."""
+`make_dialect(trainer)` ([`Dialect`]), `make_files(session)` ([`SessionFiles`]), `make_advisor()` ([`Advisor`])."""
 
 
 TRAINERS = "trl_replay.trainers"
-"""Entry points of distributions for other trainers, which name modules with `make_session` or `make_layout`."""
+"""Entry points of distributions for other trainers, which name modules with `make_session` or `make_dialect`."""
 
 
 @cache

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .base.progress import Check, check_at_once
+from .base.progress import CheckLater, check_at_once
 from .data.plan import Plan
 from .data.table import Table
 from .data.types import (
@@ -218,7 +218,7 @@ class CheckedHooks:
         found: list[Any] = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
         return found
 
-    def correct(self, rows: ReplayedRows, context: Context, check: Check = check_at_once) -> Corrected:
+    def correct(self, rows: ReplayedRows, context: Context, check: CheckLater = check_at_once) -> Corrected:
         """Return old log-probs and weights of replayed rows; [`KeptErrors.check`] looks whether they are numbers."""
         copies = replace(
             rows, logps=rows.logps.clone(), behavior_logps=rows.behavior_logps.clone(), mask=rows.mask.clone()

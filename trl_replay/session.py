@@ -56,7 +56,7 @@ class Session:
         self.reporting = Reporting(self._trainer, components)
         self._mask_watch = MaskWatch(_what_masks(settings))
         self.step = Step(self._trainer, components, self.reporting, self.roll_call)
-        self.seam = components.layout.seam(trainer, self.iterates) if self.enabled else []
+        self.seam = components.dialect.seam(trainer, self.iterates) if self.enabled else []
 
     def __repr__(self) -> str:
         return f"<Session: {self.reporting.in_one_line()}>"
@@ -184,7 +184,7 @@ class Session:
             setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
         for micro in ours:
             del micro[ROWS]
-            micro.update(self.components.layout.in_loss(trainer, micro))
+            micro.update(self.components.dialect.in_loss(trainer, micro))
 
     def saving(self) -> AbstractContextManager[Any]:
         """Return a context in which a checkpoint is written; it does nothing here."""

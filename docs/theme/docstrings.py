@@ -32,7 +32,7 @@ class Docstrings(Extension):
 
 
 def _show_plain_default(obj: Object) -> None:
-    """Show `int = 64` for `Annotated[int, Rule(…)] = setting(64, …)`."""
+    """Show `int = 64` for `Annotated[int, Checked(…)] = setting(64, …)`."""
     if not obj.is_class:
         return
     for parameter in obj.parameters:

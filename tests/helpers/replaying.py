@@ -186,7 +186,7 @@ class Watch:
         sources: dict[int, list[int]] = {}
 
         complete: list[Batch] = []  # the batch at hand, with the groups that were generated again
-        fresh_batch = session.step._fresh
+        fresh_batch = session.step._scored
 
         def watched_fresh(generated, *others):
             fresh = fresh_batch(generated, *others)
@@ -207,7 +207,7 @@ class Watch:
             self.steps.append((complete[0], out))
             return out
 
-        session.step._fresh = watched_fresh  # type: ignore[method-assign]
+        session.step._scored = watched_fresh  # type: ignore[method-assign]
 
         def watched_move(rows, decision):
             sources.clear()

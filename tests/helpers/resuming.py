@@ -214,7 +214,7 @@ def state(session: Any) -> dict[str, Any]:
         "collected_at": carry.collected_at,
         "unfinished": carry.unfinished,
         "totals": [session.totals.batches, dict(session.totals.counters), dict(session.totals.reasons)],
-        "limits": dict(buffer.rules.limiter.state_dict()),
+        "limits": dict(buffer.policy.limiter.state_dict()),
         "metrics": {key: value for key, value in session.metrics.items() if key not in TIMED},
     }
 

@@ -28,4 +28,4 @@ def test_what_passes_is_a_setting(tmp_path):
     session = train(
         tmp_path, [[3.0, 1, 1, 1]] * 3, [DEAD] * 3, max_steps=3, replay_start="pass_rate(0.2)", replay_pass_reward=2.0
     ).session
-    assert session.buffer.rules.limiter.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)
+    assert session.buffer.policy.limiter.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)

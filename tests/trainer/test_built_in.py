@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay import built_in
-from trl_replay.batch.layout import Layout
+from trl_replay.batch.layout import Dialect
 from trl_replay.built_in import BUILT_IN
 from trl_replay.errors import ContractError
 from trl_replay.testing import make_trainer
@@ -78,7 +78,7 @@ class Renamed(GRPOTrainer):
         return super()._compute_loss(model, renamed(inputs, "signals", "advantages"))
 
 
-class RenamedLayout(Layout):
+class RenamedDialect(Dialect):
     def incoming(self, trainer, batch):
         return renamed(batch, "signals", "advantages")
 
@@ -89,7 +89,7 @@ class RenamedLayout(Layout):
 def test_a_batch_of_another_layout_is_replayed_by_whoever_knows_it(tmp_path, monkeypatch):
     expected = trained(tmp_path)
     module = ModuleType("layout_of_a_test")
-    module.make_layout = lambda trainer: RenamedLayout() if isinstance(trainer, Renamed) else None
+    module.make_dialect = lambda trainer: RenamedDialect() if isinstance(trainer, Renamed) else None
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(built_in, "BUILT_IN", (*BUILT_IN, module.__name__))
     assert trained(tmp_path, trainer_class=Renamed) == expected

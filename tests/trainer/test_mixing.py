@@ -215,7 +215,7 @@ def test_a_hook_reads_the_weighted_reward_of_a_file(tmp_path):
 
 def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path):
     from trl_replay import compat
-    from trl_replay.batch.group_view import AdvantageRule, view
+    from trl_replay.batch.group_view import AdvantageFormula, view
 
     setup = compat.RewardSetup(np.ones(1), "batch", "sum_then_normalize")
     scored = torch.tensor([[50.0], [60.0], [50.0], [60.0], [5.0], [5.001], [5.0], [5.0]])
@@ -224,7 +224,7 @@ def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path):
     columns = {"row": np.arange(8), "advantages": advantages, "lengths": ones, "trainable": ones, "items": ones}
     columns["prompt"] = ones
     fresh = view(columns, scored, setup, 4, 0)
-    rule = AdvantageRule(columns, scored, setup, 4)
+    rule = AdvantageFormula(columns, scored, setup, 4)
     rewards = scored.double().numpy().reshape(2, 4, 1)
     for group in (0, 1):
         everything = np.ones((1, 4), bool)

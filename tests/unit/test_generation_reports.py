@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_replay import SeamError
-from trl_replay.distributed.communicator import RowLayout
-from trl_replay.generation.prompts import ANY, GroupLayout
+from trl_replay.distributed.communicator import SharedRows
+from trl_replay.generation.prompts import ANY, GroupPlaces
 from trl_replay.generation.rounds import KEPT, JudgedBatch, Reports
 
 KEYS = 2**62 + 12345
@@ -29,7 +29,7 @@ def generated(layout, dead, shared):
     every = np.arange(len(dead) * layout.size)
     here = every[layout.rank * layout.rows : (layout.rank + 1) * layout.rows]
     seen = every if shared else here
-    rows = RowLayout({"row": seen, "items": (seen * 7) % 11}, {"row": here}, layout.size)
+    rows = SharedRows({"row": seen, "items": (seen * 7) % 11}, {"row": here}, layout.size)
     groups = seen[:: layout.size] // layout.size
     fresh = Groups(np.asarray(dead)[groups])
     return JudgedBatch({}, rows, fresh, torch.empty(0), (fresh,))
@@ -45,7 +45,7 @@ def test_all_ranks_hear_the_same_and_live_groups_take_dead_slots(data):
     rows = slots * size + shift
     if rows * ranks % size:
         rows = slots * size
-    layouts = [GroupLayout(rows, size, rank, ranks) for rank in range(ranks)]
+    layouts = [GroupPlaces(rows, size, rank, ranks) for rank in range(ranks)]
     straddles = layouts[0].straddles
     shared = straddles or data.draw(st.booleans(), label="shared")
     groups = layouts[0].groups
@@ -100,7 +100,7 @@ def tell(layout, dead, of_round, needed, shared):
 
 
 def test_two_ranks_with_different_prompts_for_one_group_are_told():
-    layouts = [GroupLayout(6, 4, rank, 2) for rank in range(2)]
+    layouts = [GroupPlaces(6, 4, rank, 2) for rank in range(2)]
     vectors = np.stack([tell(layout, [False] * 3, None, 0, True) for layout in layouts])
     assert Reports(layouts[0]).read(vectors, layouts[0]).keys.tolist() == [KEYS, KEYS + 1, KEYS + 2]
     vectors[1, -2:] += 1  # another key

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from trl_replay.batch.compose import compose, cut, take_rows
 from trl_replay.batch.group_view import blank
 from trl_replay.data.types import NONE, FieldTable
-from trl_replay.distributed.communicator import Decision, RowLayout
+from trl_replay.distributed.communicator import Decision, SharedRows
 from trl_replay.step.decisions import planned
 from trl_replay.testing import make_groups, make_table
 
@@ -82,7 +82,7 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
     rows = GROUPS * SIZE
     here = rows // ranks  # of six processes each has two rows of a group of three
     for rank in range(ranks):
-        layout = RowLayout(blank(0, rows), blank(rank * here, here), SIZE)
+        layout = SharedRows(blank(0, rows), blank(rank * here, here), SIZE)
         part = {key: value[rank * here : (rank + 1) * here] if value.dim() else value for key, value in batch.items()}
         composed = compose(part, FIELDS, layout.placements(decision, table, 1, payload))
         for row in range(here):

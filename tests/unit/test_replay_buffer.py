@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trl_replay import ReplayConfig
-from trl_replay.buffer import Newcomer, ReplayBuffer, Rules
+from trl_replay.buffer import Newcomer, Policy, ReplayBuffer
 from trl_replay.data.counters import Tally
 from trl_replay.data.types import FROM_FILE, PIXELS
 from trl_replay.errors import ReplayError
@@ -24,7 +24,7 @@ def newest(table, count, context):
 
 
 def buffer_of(capacity=8, **rules):
-    return ReplayBuffer(capacity, Rules.of(**{"evictor": "fifo", "sampler": newest, **rules}), size=4)
+    return ReplayBuffer(capacity, Policy.of(**{"evictor": "fifo", "sampler": newest, **rules}), size=4)
 
 
 def live(**fields):
@@ -121,7 +121,7 @@ def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted():
     assert found is not None
     assert found.table.serial[found.rows].tolist() == [[2]]
     buffer.count_uses(found.eligible[found.rows.ravel()], tally)
-    assert buffer.table.uses[buffer.table.serial == 2] == buffer.rules.limiter.drawn == tally.entries == 1
+    assert buffer.table.uses[buffer.table.serial == 2] == buffer.policy.limiter.drawn == tally.entries == 1
 
 
 def test_the_limits_include_their_value_and_are_named():
@@ -155,14 +155,14 @@ def test_entries_of_a_solved_prompt_leave():
     buffer, tally = buffer_of(retire_passes=2), Tally()
     buffer.extend(make_groups([LIVE, LIVE]))
     rewards = np.array([0.0, 1.0])
-    buffer.rules.success.note(rewards, np.abs(rewards))
+    buffer.policy.success.note(rewards, np.abs(rewards))
     assert buffer.observe([make_groups([LIVE, [1.0, 1.0, 0.0, 0.0]])], tally).tolist() == [1]
     assert list(buffer) == [0]
     assert (tally.retired, tally.generated, tally.dead) == (1, 2, 0)
 
 
 def test_a_buffer_goes_on_where_its_state_was_saved():
-    first, second = (ReplayBuffer(4, Rules.of(sampler="uniform"), size=4, seed=seed) for seed in (0, 1))
+    first, second = (ReplayBuffer(4, Policy.of(sampler="uniform"), size=4, seed=seed) for seed in (0, 1))
     first.extend(make_groups([LIVE] * 6))
     first.clock.update = 3
     second.load_state_dict(first.state_dict())
@@ -171,7 +171,7 @@ def test_a_buffer_goes_on_where_its_state_was_saved():
 
 
 def test_rules_without_a_trainer_have_the_strategies_of_the_defaults():
-    config, labels = ReplayConfig(), Rules.of().hooks.label
+    config, labels = ReplayConfig(), Policy.of().hooks.label
     kinds = ("scorer", "evictor", "sampler")
     assert [labels(kind) for kind in kinds] == [getattr(config, f"replay_{kind}") for kind in kinds]
 

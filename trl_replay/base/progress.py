@@ -56,7 +56,7 @@ def global_generators_kept() -> Iterator[None]:
 
 
 RaiseFor: TypeAlias = Callable[[Any], None]
-Check: TypeAlias = "Callable[[torch.Tensor, RaiseFor], None]"
+CheckLater: TypeAlias = "Callable[[torch.Tensor, RaiseFor], None]"
 
 
 def check_at_once(verdicts: torch.Tensor, raise_for: RaiseFor) -> None:

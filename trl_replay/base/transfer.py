@@ -47,7 +47,7 @@ def begin(tensors: Mapping[Key, torch.Tensor]) -> Copies[Key]:
     return Copies(copies, [mark(device) for device in devices])
 
 
-def fetch(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+def to_cpu(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
     """The tensors on the CPU: those that are there already as they are, copies of the others."""
     return begin(tensors).wait()
 

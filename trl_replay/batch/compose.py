@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from .. import compat
-from ..base.transfer import fetch
+from ..base.transfer import to_cpu
 from ..data.types import (
     ADVANTAGES,
     IMAGE_LAYOUTS,
@@ -336,7 +336,7 @@ def _expected_shape(spec: FieldSpec, rows: int, widths: Widths) -> tuple[int, ..
     return (rows,)
 
 
-def fetch_batch(
+def batch_to_cpu(
     batch: Batch, fields: FieldTable, beside: Sequence[torch.Tensor] = ()
 ) -> tuple[Batch, list[torch.Tensor]]:
     """Return the batch with its texts on the CPU, and what lies beside it, copied in one go; images stay where they
@@ -345,9 +345,9 @@ def fetch_batch(
     for key, value in batch.items():
         if torch.is_tensor(value) and value.device.type != "cpu" and not fields.is_image(key):
             away[key] = value
-    fetched = fetch(away)
-    found = [fetched.pop(number) for number in range(len(beside))]
-    return {**batch, **fetched} if fetched else batch, found
+    on_cpu = to_cpu(away)
+    found = [on_cpu.pop(number) for number in range(len(beside))]
+    return {**batch, **on_cpu} if on_cpu else batch, found
 
 
 def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]:

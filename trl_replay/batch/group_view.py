@@ -308,7 +308,7 @@ def trls_own(
 
 
 @dataclass(frozen=True, slots=True)
-class AdvantageRule:
+class AdvantageFormula:
     """TRL's rule that computes advantages from rewards, for one generation batch.
 
     Attributes:

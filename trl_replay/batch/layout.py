@@ -12,7 +12,7 @@ from ..compat import HIGH_ENTROPY, PREPARE, SEAM
 from ..data.types import Batch
 
 
-class Layout:
+class Dialect:
     """TRL's. Those of other trainers derive from it.
 
     Attributes:

@@ -1,5 +1,5 @@
-"""What is kept, and the rules of what enters, is drawn, and leaves: without a trainer, a batch, or other processes."""
+"""What is kept, and the policy of what enters, is drawn, and leaves: no trainer, batch, or other process here."""
 
-from .replay_buffer import Drawn, Newcomer, ReplayBuffer, Rules
+from .replay_buffer import Drawn, Newcomer, Policy, ReplayBuffer
 
-__all__ = ["Drawn", "Newcomer", "ReplayBuffer", "Rules"]
+__all__ = ["Drawn", "Newcomer", "Policy", "ReplayBuffer"]

@@ -1,4 +1,4 @@
-"""The replay buffer: the rules by which groups enter, are drawn, and leave."""
+"""The replay buffer: the policy by which groups enter, are drawn, and leave."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ class RateLimiter:
         self.seen_at_live = 0
         self.prefilled = False
 
-    def observe(self, fresh: Groups, passed: Bools, known: bool = True) -> None:
+    def observe(self, new_groups: Groups, passed: Bools, known: bool = True) -> None:
         """Take note of how a fresh batch went.
 
         Args:
-            fresh ([`Groups`]): The batch.
+            new_groups ([`Groups`]): The batch.
             passed (`(n, G)`): Which of its completions passed.
             known (`bool`): Whether that is known.
         """
-        scored = int((~fresh.unscored).sum())
+        scored = int((~new_groups.unscored).sum())
         if not scored:
             return
         if known:
@@ -106,8 +106,8 @@ class RateLimiter:
             if self.pass_rate is None:
                 self.pass_rate = rate
             self.pass_rate += (rate - self.pass_rate) / PASS_RATE_BATCHES
-        self.seen += len(fresh)
-        live = len(fresh) - int(fresh.dead.sum())
+        self.seen += len(new_groups)
+        live = len(new_groups) - int(new_groups.dead.sum())
         if live:
             self.live += live
             self.seen_at_live = self.seen
@@ -120,16 +120,16 @@ class RateLimiter:
             capacity (`int`): Groups that the buffer may hold, on all processes that share it.
             clock ([`Clock`]): Updates done and planned.
         """
-        rules, rate = self._limits, pass_rate_of(self._limits.start)
-        if rules.start == ADAPTIVE:
+        limits, rate = self._limits, pass_rate_of(self._limits.start)
+        if limits.start == ADAPTIVE:
             if self._waits(capacity, clock):
                 return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
         elif rate is not None:
             if (self.pass_rate or 0.0) < rate:
-                return 0, f"replay_start={rules.start!r}"
-        elif clock.update < int(rules.start or 0):
+                return 0, f"replay_start={limits.start!r}"
+        elif clock.update < int(limits.start or 0):
             return 0, "replay_start"
-        return slots_within(rules.max_fraction, groups), "replay_max_fraction"
+        return slots_within(limits.max_fraction, groups), "replay_max_fraction"
 
     def _waits(self, capacity: int, clock: Clock) -> bool:
         """Tell whether too few groups were stored yet of rewards that are sparse."""
@@ -161,8 +161,8 @@ class RateLimiter:
 
 
 @dataclass(slots=True)
-class Rules:
-    """The rules of one buffer.
+class Policy:
+    """The policy of one buffer.
 
     Attributes:
         hooks ([`CheckedHooks`]): Scorer, evictor, and sampler, and the plugins next to them.
@@ -197,12 +197,12 @@ class Rules:
         evictor: Any = "prompt_balanced",
         sampler: Any = "prompt_balanced",
         **limits: Any,
-    ) -> Rules:
-        """Rules with these strategies, for a buffer without a trainer.
+    ) -> Policy:
+        """A policy with these strategies, for a buffer without a trainer.
 
         Args:
             scorer, evictor, sampler: Each by name or itself, as in settings.
-            **limits: Other attributes of the rules.
+            **limits: Other attributes of the policy.
         """
         named: dict[Kind, Any] = {"scorer": scorer, "evictor": evictor, "sampler": sampler}
         strategies = {kind: registry().resolve(kind, name) for kind, name in named.items()}
@@ -471,7 +471,7 @@ class ReplayBuffer:
     or other process; processes that share it all do the same to it.
 
     Attributes:
-        rules ([`Rules`]): Strategies and limits.
+        policy ([`Policy`]): Strategies and limits.
         clock ([`Clock`]): Counts updates.
         generators ([`Generators`]): What is drawn from.
         totals ([`Totals`]): Counters and metrics, which strategies may read.
@@ -483,7 +483,7 @@ class ReplayBuffer:
 
     Args:
         capacity (`int`): Groups (not rows, not tokens) that it keeps.
-        rules ([`Rules`], *optional*): Those of the default strategies, if not given.
+        policy ([`Policy`], *optional*): Those of the default strategies, if not given.
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
         size (`int`): Rows of a group.
         rule ([`RewardRule`], *optional*): The reward rule that scores its groups; of one function, if not given.
@@ -493,14 +493,14 @@ class ReplayBuffer:
     def __init__(
         self,
         capacity: int,
-        rules: Rules | None = None,
+        policy: Policy | None = None,
         max_bytes: int | None = None,
         size: int = 8,
         rule: RewardRule | None = None,
         seed: int = 0,
         prompts: PromptTable | None = None,
     ) -> None:
-        self.rules = rules or Rules.of()
+        self.policy = policy or Policy.of()
         self.clock = Clock()
         self.generators = Generators(seed)
         self.totals = Totals()
@@ -550,7 +550,7 @@ class ReplayBuffer:
     def clear(self) -> None:
         """Forget every entry, and what a success was seen to be. Groups noted but not yet settled are still stored
         later."""
-        self.rules.success.begin_anew(self.rules.success.of)
+        self.policy.success.begin_anew(self.policy.success.of)
         self._store.forget(np.arange(len(self)))
 
     def score_by(self, rule: RewardRule, changes: Sequence[str], tally: Tally, tells: bool = True) -> None:
@@ -583,8 +583,8 @@ class ReplayBuffer:
             warnings.warn(f"{RULE_CHANGED} ({told}). session.add(...) adds a file's again.{many}", stacklevel=2)
 
     def _score_by(self, rule: RewardRule) -> None:
-        self.table.score_by(rule, self.rules.reward)
-        self.rules.success.begin_anew(rule.in_words(self.rules.reward))
+        self.table.score_by(rule, self.policy.reward)
+        self.policy.success.begin_anew(rule.in_words(self.policy.reward))
         self.rule = rule
 
     def take_serials(self, count: int) -> range:
@@ -615,14 +615,14 @@ class ReplayBuffer:
     def observe(self, generated: Sequence[Groups], tally: Tally) -> Ints:
         """Take note of how generated groups went; return the prompts that are solved, whose entries leave. So do
         those that no limit will ever let through again."""
-        rules, table = self.rules, self.table
+        policy, table = self.policy, self.table
         prompts = NO_PROMPTS
-        for fresh in generated:
-            passed = rules.success.passed(fresh)
-            rules.limiter.observe(fresh, passed, known=rules.success.least is not None)
-            tally.judge(fresh, passed, rules.success)
-            if rules.retire_passes is not None:
-                prompts = np.append(prompts, fresh.prompt[self._solved(passed)])
+        for new_groups in generated:
+            passed = policy.success.passed(new_groups)
+            policy.limiter.observe(new_groups, passed, known=policy.success.least is not None)
+            tally.judge(new_groups, passed, policy.success)
+            if policy.retire_passes is not None:
+                prompts = np.append(prompts, new_groups.prompt[self._solved(passed)])
         if len(prompts):
             left = self._store.forget(np.flatnonzero(np.isin(table.prompt, prompts)))
             tally.retire(left, "its prompt was solved (replay_retire_passes)")
@@ -634,11 +634,11 @@ class ReplayBuffer:
 
     def solved(self, groups: Groups) -> Bools:
         """Tell which groups solve their prompt: enough of their rows pass."""
-        return self._solved(self.rules.success.passed(groups))
+        return self._solved(self.policy.success.passed(groups))
 
     def _solved(self, passed: Bools) -> Bools:
         """The same of which rows, `(n, G)`, pass."""
-        needed = self.rules.retire_passes
+        needed = self.policy.retire_passes
         return np.zeros(len(passed), bool) if needed is None else np.asarray(passed.sum(axis=1) >= needed)
 
     def extend(
@@ -666,7 +666,7 @@ class ReplayBuffer:
         tally = Tally() if tally is None else tally
         if newcomers is None:
             newcomers = [Newcomer(serial) for serial in self.take_serials(len(groups))]
-        rules, hooks, store = self.rules, self.rules.hooks, self._store
+        policy, hooks, store = self.policy, self.policy.hooks, self._store
         groups = _with_failed_masked(groups)
         serials = np.array([newcomer.serial for newcomer in newcomers], np.int64)
         if len({*serials.tolist()}) < len(serials) or (self.table.rows_of(serials) != NONE).any():
@@ -718,17 +718,17 @@ class ReplayBuffer:
         tally.note(
             outranked, f"the buffer was full, and the evictor {hooks.label('evictor')} ranked a new group lowest"
         )
-        rules.limiter.inserted += len(stayed)
+        policy.limiter.inserted += len(stayed)
         self.receive({serial: payload for serial, payload in stayed.items() if payload is not None})
         return set(stayed)
 
     def trim(self) -> int:
         """Evict what there is no room for; return its number."""
-        return self._store.evict(lambda table: self.rules.hooks.rank(table, self.context()), self.rules.drops)
+        return self._store.evict(lambda table: self.policy.hooks.rank(table, self.context()), self.policy.drops)
 
     def allowed(self, groups: int) -> tuple[int, str]:
         """Return how many of a batch's `groups` replay may fill, and which limit says so."""
-        return self.rules.limiter.slots_allowed(groups, self.capacity, self.clock)
+        return self.policy.limiter.slots_allowed(groups, self.capacity, self.clock)
 
     def sample(
         self,
@@ -756,7 +756,7 @@ class ReplayBuffer:
         if not len(self):
             tally.note(1, self._shortage([]))
             return None
-        hooks, context = self.rules.hooks, self.context(slots)
+        hooks, context = self.policy.hooks, self.context(slots)
         eligible, reasons = self._eligible(keys, hooks.eligible(self.table, self.context()) | dict(held or {}))
         count = 1 if slots is None else len(slots)
         wanted = count if wanted is None else wanted
@@ -775,7 +775,7 @@ class ReplayBuffer:
 
     def count_uses(self, rows: Ints, tally: Tally) -> None:
         """Count that these rows of the table are replayed."""
-        self.rules.limiter.drawn += len(rows)
+        self.policy.limiter.drawn += len(rows)
         self.table.writable("uses")[rows] += 1
         tally.replay(self.table, rows, self.clock.update)
 
@@ -792,12 +792,12 @@ class ReplayBuffer:
 
     def _spent(self) -> dict[str, Bools]:
         """The entries that a limit excludes forever, by its name."""
-        rules, table = self.rules, self.table
+        policy, table = self.policy, self.table
         excluded = {}
-        if rules.max_age is not None:
-            excluded["replay_max_age"] = self.clock.update - table.update > rules.max_age
-        if rules.max_uses is not None:
-            excluded["replay_max_uses"] = table.uses >= rules.max_uses
+        if policy.max_age is not None:
+            excluded["replay_max_age"] = self.clock.update - table.update > policy.max_age
+        if policy.max_uses is not None:
+            excluded["replay_max_uses"] = table.uses >= policy.max_uses
         return excluded
 
     def _note_caps(self, slots: int, wanted: int, eligible: int, tally: Tally) -> None:
@@ -810,8 +810,8 @@ class ReplayBuffer:
 
     def _note_empty(self, prompts: Ints, table: Table, tally: Tally) -> None:
         """Count the slots, of these prompts, for which the sampler drew nothing."""
-        if not self.rules.draws_same_prompt:
-            tally.note(len(prompts), f"the sampler {self.rules.hooks.label('sampler')} drew nothing for a slot")
+        if not self.policy.draws_same_prompt:
+            tally.note(len(prompts), f"the sampler {self.policy.hooks.label('sampler')} drew nothing for a slot")
             return
         stored = int(np.isin(prompts, table.prompt).sum())
         tally.note(stored, "a slot's prompt has no further group: each is replayed once a batch")
@@ -820,7 +820,7 @@ class ReplayBuffer:
     def _shortage(self, held_back: Sequence[str]) -> str:
         """Describe why fewer entries were drawn than there were slots."""
         if not len(self):
-            never = "" if self.rules.limiter.inserted else ": no live group has been stored yet"
+            never = "" if self.policy.limiter.inserted else ": no live group has been stored yet"
             return f"the buffer was empty{never}"
         told = f" (held back: {', '.join(sorted(held_back))})" if held_back else ""
         return f"the buffer held fewer eligible groups than slots{told}"
@@ -828,9 +828,9 @@ class ReplayBuffer:
     def _chances(self, table: Table) -> Floats:
         """How likely each eligible entry is drawn first, relative to the least likely one; 1 where no correction
         asks."""
-        if self.rules.weigh is None:
+        if self.policy.weigh is None:
             return np.ones(len(table))
-        weights = np.asarray(self.rules.weigh(table, self.context()), np.float64)
+        weights = np.asarray(self.policy.weigh(table, self.context()), np.float64)
         least = weights.min(initial=np.inf)
         if not 0 < least < np.inf:
             usable = weights[np.isfinite(weights) & (weights > 0)]
@@ -873,7 +873,7 @@ class ReplayBuffer:
             "warmed": self.warmed,
             "generators": self.generators.state_dict(),
             "reward_rule": self.rule,
-            "strategies": self.rules.state_dict(),
+            "strategies": self.policy.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], own: bool = True, shared: bool = True) -> None:
@@ -887,7 +887,7 @@ class ReplayBuffer:
         self.clock.update, self.serial, self.warmed = state["update"], state["serial"], state["warmed"]
         self.generators.load_state_dict(state["generators"], shared=shared, local=own)
         self.rule, self.scored_from = RewardRule.of(state["reward_rule"]), 0
-        self.rules.load_state_dict(state["strategies"])
+        self.policy.load_state_dict(state["strategies"])
         self._store.load_state_dict(state)
 
 

@@ -133,7 +133,7 @@ class RankPart:
     def _strategy_names(self) -> dict[str, str]:
         """Name the strategy of each kind with running state, so that no other strategy takes that state."""
         labels: dict[str, str] = {kind: strategy.label for kind, strategy in self.settings.strategies.items()}
-        return {name: labels.get(name, name) for name in self._buffer.rules.running}
+        return {name: labels.get(name, name) for name in self._buffer.policy.running}
 
     def _for_these_strategies(self, state: dict[str, Any]) -> dict[str, Any]:
         """The state without what other strategies than today's have written."""

@@ -168,28 +168,28 @@ class Tally:
         self.retired += count
         self.note(count, f"an entry left: {reason}")
 
-    def judge(self, fresh: Groups, passed: Bools, success: Success) -> None:
+    def judge(self, new_groups: Groups, passed: Bools, success: Success) -> None:
         """Count how generated groups went.
 
         Args:
-            fresh ([`Groups`]): The groups.
+            new_groups ([`Groups`]): The groups.
             passed (`(n, G)`): Which of their rows pass.
             success ([`Success`]): What the lowest and the highest reward are.
         """
-        unscored = fresh.unscored
-        self.generated += len(fresh)
-        self.dead += int(fresh.dead.sum())
-        self.failed += int(fresh.failed.sum())
-        self.at_lowest += int(success.at_lowest(fresh).sum())
-        self.at_highest += int(success.at_highest(fresh).sum())
+        unscored = new_groups.unscored
+        self.generated += len(new_groups)
+        self.dead += int(new_groups.dead.sum())
+        self.failed += int(new_groups.failed.sum())
+        self.at_lowest += int(success.at_lowest(new_groups).sum())
+        self.at_highest += int(success.at_highest(new_groups).sum())
         self.all_wrong += int((~passed.any(axis=1) & ~unscored.all(axis=1)).sum())
         self.all_right += int((passed.any(axis=1) & (passed | unscored).all(axis=1)).sum())
-        for_want_of_tokens = fresh.dead & ~fresh.trains.all(axis=1)
-        untrained = int((for_want_of_tokens & ~fresh.equal_rewards).sum()) if for_want_of_tokens.any() else 0
+        for_want_of_tokens = new_groups.dead & ~new_groups.trains.all(axis=1)
+        untrained = int((for_want_of_tokens & ~new_groups.equal_rewards).sum()) if for_want_of_tokens.any() else 0
         self.untrained += untrained
         self.note(untrained, UNTRAINED)
-        self.note(int((unscored.all(axis=1) & ~fresh.failed.all(axis=1)).sum()), BY_THE_SUM)
-        self.note(int((fresh.prompt < 0).sum()), OF_NO_TASK)
+        self.note(int((unscored.all(axis=1) & ~new_groups.failed.all(axis=1)).sum()), BY_THE_SUM)
+        self.note(int((new_groups.prompt < 0).sum()), OF_NO_TASK)
 
     def replay(self, table: Table, rows: Ints, update: int) -> None:
         """Count that these rows of the table give rows, at an update."""

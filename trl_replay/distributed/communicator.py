@@ -406,7 +406,7 @@ class Exchange(NamedTuple):
         return Placement(self.slot, group, NONE, age=0, start=self.target.start, count=count)
 
 
-class RowLayout:
+class SharedRows:
     """The layout of a generation batch's rows: the columns that a scope shared, and this process's part of them.
 
     Attributes:
@@ -516,7 +516,7 @@ class RowLayout:
         rows = slice(begin - self.first, end - self.first)
         return rows, begin - span.start
 
-    def exchanges(self, slots: Sequence[int], groups: Sequence[int], other: RowLayout) -> list[Exchange]:
+    def exchanges(self, slots: Sequence[int], groups: Sequence[int], other: SharedRows) -> list[Exchange]:
         """Return the groups of this or another batch that take slots and have rows on this process."""
         found = []
         for slot, group in zip(slots, groups, strict=True):
@@ -671,7 +671,7 @@ class Communicator:
 
     def share(
         self, batch: Batch | None, count: int, pending: PendingGroups | None, changed: bool = False
-    ) -> RowLayout:
+    ) -> SharedRows:
         """Share row columns of the fresh batch and of the last batch's candidates among all processes.
 
         A process whose batch can't be described shares blank columns, so that the others need not wait for it, and
@@ -695,7 +695,7 @@ class Communicator:
                 local |= self._described(batch)
         return self._share(local)
 
-    def share_round(self, batch: Batch) -> RowLayout:
+    def share_round(self, batch: Batch) -> SharedRows:
         """Share row columns of a further round, with the same number of rows on each process.
 
         Args:
@@ -729,23 +729,23 @@ class Communicator:
         of_rows = with_environments(tasks.of_rows, tasks.environments(), batch, fields)
         return describe(batch, self.rank * count, of_rows, fields)
 
-    def _share(self, local: Columns) -> RowLayout:
+    def _share(self, local: Columns) -> SharedRows:
         """Share columns; return the layout of the rows of all processes, each with its group's task."""
         size = self._components.num_generations
         update = self._buffer.clock.update
         shared: Columns = self._components.scope.share({name: of for name, of in local.items() if name != TOLD_ITEMS})
         self.shares += 1
         prompt = task_of_group(shared["prompt"], shared["row"], size, update, self.shares)
-        return RowLayout({**shared, "prompt": prompt}, local, size)
+        return SharedRows({**shared, "prompt": prompt}, local, size)
 
-    def agree(self, rows: RowLayout, decide: Callable[[], Decided], due: Sequence[int] = ()) -> Agreed[Decided]:
+    def agree(self, rows: SharedRows, decide: Callable[[], Decided], due: Sequence[int] = ()) -> Agreed[Decided]:
         """Decide, and check that all processes did: counters are summed; an error on any, or different
         decisions, raise on all.
 
         Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
 
         Args:
-            rows ([`RowLayout`]): Where rows lie.
+            rows ([`SharedRows`]): Where rows lie.
             decide (`Callable`): What is decided here; without communication.
             due (`Sequence[int]`): Serials of groups that may be admitted. If not all go on, these are taken back,
                 since their payload will not come.
@@ -769,7 +769,7 @@ class Communicator:
         totals = dict(zip(COUNTERS, total.tolist(), strict=True))
         return Agreed(decision, totals)
 
-    def _packed(self, message: Message, rows: RowLayout, decision: Decision) -> Floats:
+    def _packed(self, message: Message, rows: SharedRows, decision: Decision) -> Floats:
         buffer = self._buffer
         tally = decision.tally
         tally.size = len(buffer)
@@ -812,7 +812,7 @@ class Communicator:
             raise SeamError(STOPS + reason)
         return made, agreement.vectors
 
-    def move(self, rows: RowLayout, decision: Decision) -> dict[int, Group]:
+    def move(self, rows: SharedRows, decision: Decision) -> dict[int, Group]:
         """Move admitted payload to its owners and drawn payload to its slots; return what arrived here."""
         components = self._components
         buffer = self._buffer

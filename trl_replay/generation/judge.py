@@ -12,11 +12,11 @@ import torch
 
 from .. import compat
 from ..base.validation import pass_rate_of
-from ..batch.compose import fetch_batch
+from ..batch.compose import batch_to_cpu
 from ..batch.group_view import rewards_of_batch, view
 from ..data.success import Success
 from ..data.types import Batch, Bools, Floats, Groups, Ints
-from ..distributed.communicator import RowLayout
+from ..distributed.communicator import SharedRows
 from ..setup.settings import Components, Settings
 
 
@@ -26,8 +26,8 @@ class JudgedBatch:
 
     Attributes:
         batch (`dict`): This process's rows, as TRL returned them.
-        rows ([`RowLayout`]): Where they lie, with the columns that the scope shares.
-        fresh ([`Groups`]): The groups that the scope shares, with what a plugin made of their advantages.
+        rows ([`SharedRows`]): Where they lie, with the columns that the scope shares.
+        new_groups ([`Groups`]): The groups that the scope shares, with what a plugin made of their advantages.
         scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
         generations (`tuple[Groups, ...]`): The groups of every generation that the batch took, those included that
             were generated again for, or are left over.
@@ -35,14 +35,14 @@ class JudgedBatch:
     """
 
     batch: Batch
-    rows: RowLayout
-    fresh: Groups
+    rows: SharedRows
+    new_groups: Groups
     scored: torch.Tensor
     generations: tuple[Groups, ...]
     refilled: int = 0
 
     @classmethod
-    def unseen(cls, batch: Batch, rows: RowLayout) -> JudgedBatch:
+    def unseen(cls, batch: Batch, rows: SharedRows) -> JudgedBatch:
         """Return a batch whose groups are unavailable after an error, which all processes raise at their next
         message."""
         none = np.empty((0, rows.size))
@@ -61,7 +61,7 @@ class JudgedBatch:
     @property
     def dead_here(self) -> Bools:
         """Mask of the dead groups among those with rows on this process."""
-        return self.fresh.dead[self.rows.slots_here]
+        return self.new_groups.dead[self.rows.slots_here]
 
     @property
     def items_here(self) -> Floats:
@@ -98,13 +98,13 @@ class Judge:
         self._shape = shape
         self._has_doubted = False
 
-    def fetch(self, batch: Batch) -> Batch:
+    def to_cpu(self, batch: Batch) -> Batch:
         """Return what was just scored with its texts on the CPU, where all is decided, and put its rewards there: the
         one wait for it."""
-        fetched, self.rewards = fetch_batch(batch, self._fields, self.rewards or [])
-        return fetched
+        on_cpu, self.rewards = batch_to_cpu(batch, self._fields, self.rewards or [])
+        return on_cpu
 
-    def judge_batch(self, batch: Batch, rows: RowLayout) -> JudgedBatch:
+    def judge_batch(self, batch: Batch, rows: SharedRows) -> JudgedBatch:
         """Read rows that were just scored."""
         processes = self._processes
         setup = compat.reward_setup(self._trainer())
@@ -118,7 +118,7 @@ class Judge:
                 warnings.warn(doubt, stacklevel=2)
         return JudgedBatch(batch, rows, groups, scored, (groups,))
 
-    def groups_of(self, rows: RowLayout, scored: torch.Tensor, setup: compat.RewardSetup) -> Groups:
+    def groups_of(self, rows: SharedRows, scored: torch.Tensor, setup: compat.RewardSetup) -> Groups:
         """Return the groups that the scope shares, with advantages as plugins shape them."""
         table, update = self._buffer.table, self._buffer.clock.update
         groups = view(rows.columns, scored, setup, rows.size, update, table.counting, self._success)

@@ -237,7 +237,7 @@ class RowMemory:
 _Rank = TypeVar("_Rank", int, Ints)
 
 
-class GroupLayout:
+class GroupPlaces:
     """Layout of the groups of a batch or of a further round on processes.
 
     Whole groups: a round has as many groups on each process as the process that needs most. Groups that straddle
@@ -300,11 +300,11 @@ class GroupLayout:
         first_rows = groups * self.size
         return np.asarray(first_rows >= self.rank * self.rows)
 
-    def of_round(self, needed: int) -> GroupLayout:
+    def of_round(self, needed: int) -> GroupPlaces:
         """Return the layout of a round in which the neediest process needs `needed` groups."""
         if self.straddles:
             return self
-        return GroupLayout(needed * self.size, self.size, self.rank, self.ranks)
+        return GroupPlaces(needed * self.size, self.size, self.rank, self.ranks)
 
 
 _T = TypeVar("_T")
@@ -317,7 +317,7 @@ class Prompts:
 
     Args:
         trainer (`Callable`): Gives the trainer.
-        layout ([`GroupLayout`]): Where groups lie.
+        layout ([`GroupPlaces`]): Where groups lie.
         hooks ([`CheckedHooks`]): Plugins, which may change prompts.
         context (`Callable`): What strategies may know at this moment.
         key (`Callable`): Tells rows apart.
@@ -334,7 +334,7 @@ class Prompts:
     """
 
     def __init__(
-        self, trainer: Callable[[], Any], layout: GroupLayout, components: Components, seed: int, again: str
+        self, trainer: Callable[[], Any], layout: GroupPlaces, components: Components, seed: int, again: str
     ) -> None:
         self._layout = layout
         self._hooks = components.hooks
@@ -358,7 +358,7 @@ class Prompts:
         part, parts = (0, 1) if straddles else (self._layout.rank, self._layout.ranks)
         return PromptSource(self._dataset, self._seed, part, parts)
 
-    def lay_out(self, layout: GroupLayout) -> None:
+    def lay_out(self, layout: GroupPlaces) -> None:
         """Use a new layout of groups from now on: the trainer's batch size has changed."""
         straddled = self._layout.straddles
         self._layout = layout

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from .. import compat
 from ..batch.compose import compose, cut, images_per_row, implied_values, with_blank_images, without_images
-from ..batch.group_view import AdvantageRule
+from ..batch.group_view import AdvantageFormula
 from ..data.prompt_table import PromptTable
 from ..data.types import PIXELS, Batch, Bools, FieldTable, Floats, Groups, Ints, Row
-from ..distributed.communicator import Communicator, Message, RowLayout
+from ..distributed.communicator import Communicator, Message, SharedRows
 from ..errors import BatchError, SeamError
 from ..setup.settings import Components, Settings
 from .judge import Judge, JudgedBatch
-from .prompts import ANY, GroupLayout, Prompts
+from .prompts import ANY, GroupPlaces, Prompts
 
 KEPT = -1
 """The slot keeps the group that it has."""
@@ -48,8 +48,8 @@ def merged(
     taken = np.searchsorted(other.groups, of_shared[slots])  # from here on, places among the shared groups
     batch = _merged_batch(current, other, slots, taken, fields.exact(), multiple_of)
     rows = _merged_rows(current.rows, other.rows, slots, taken)
-    fresh = _merged_groups(current.fresh, other.fresh, slots, taken)
-    return replace(current, batch=batch, rows=rows, fresh=fresh, scored=scored)
+    new_groups = _merged_groups(current.new_groups, other.new_groups, slots, taken)
+    return replace(current, batch=batch, rows=rows, new_groups=new_groups, scored=scored)
 
 
 def _merged_groups(current: Groups, other: Groups, slots: Ints, sources: Ints) -> Groups:
@@ -75,7 +75,7 @@ def _merged_scores(current: JudgedBatch, other: JudgedBatch, sources: Ints) -> t
     return scored
 
 
-def _merged_rows(current: RowLayout, other: RowLayout, slots: Ints, sources: Ints) -> RowLayout:
+def _merged_rows(current: SharedRows, other: SharedRows, slots: Ints, sources: Ints) -> SharedRows:
     """The shared columns of the merged batch."""
     columns = dict(current.columns)
     by_group = (-1, current.size)
@@ -87,7 +87,7 @@ def _merged_rows(current: RowLayout, other: RowLayout, slots: Ints, sources: Int
     by_process = columns["images"].reshape(-1, current.count)
     columns["images"] = _images_of_batches(by_process).ravel()
     local = {"row": current.columns["row"][current.here]}
-    return RowLayout(columns, local, current.size)
+    return SharedRows(columns, local, current.size)
 
 
 def _images_of_batches(images: NDArray[Any]) -> NDArray[Any]:
@@ -165,10 +165,10 @@ class Reports:
     """Writes and reads the messages of one batch and its rounds.
 
     Args:
-        layout ([`GroupLayout`]): Where the batch's groups lie.
+        layout ([`GroupPlaces`]): Where the batch's groups lie.
     """
 
-    def __init__(self, layout: GroupLayout) -> None:
+    def __init__(self, layout: GroupPlaces) -> None:
         self._layout = layout
         width = layout.width
         self._message = Message(needed=(), live=(), items=(), takes=(width,), keys=(width, 2))
@@ -241,12 +241,12 @@ class Reports:
         takes[left[:pairs]] = free[:pairs]
         return takes
 
-    def read(self, vectors: Floats, generated: GroupLayout) -> RoundReport:
+    def read(self, vectors: Floats, generated: GroupPlaces) -> RoundReport:
         """Read the messages of all processes.
 
         Args:
             vectors (`(ranks, numbers)`): Of all of them.
-            generated ([`GroupLayout`]): Where the groups lie that were generated last.
+            generated ([`GroupPlaces`]): Where the groups lie that were generated last.
 
         Raises:
             SeamError: Two processes with rows of one group have different prompts for it.
@@ -262,7 +262,7 @@ class Reports:
             keys=_keys(keys[..., 0] * LOW + keys[..., 1], generated),
         )
 
-    def _sources(self, takes: Ints, generated: GroupLayout) -> Ints:
+    def _sources(self, takes: Ints, generated: GroupPlaces) -> Ints:
         """Return, for each slot, the round's group that fills it, of what processes tell, `(ranks, width)`; `KEPT` for
         none."""
         sources = np.full(self._layout.groups, KEPT)
@@ -272,7 +272,7 @@ class Reports:
         return sources
 
 
-def _keys(told: Ints, generated: GroupLayout) -> Ints:
+def _keys(told: Ints, generated: GroupPlaces) -> Ints:
     """Return the key of each generated group, from all processes' reports, `(ranks, width)`."""
     here = generated.here(np.arange(len(told)))
     ranks, places = np.nonzero(np.arange(told.shape[1]) < here[:, None])
@@ -347,7 +347,7 @@ class Rounds:
         self._communicator = communicator
         self._clock = components.buffer.clock
         self._judge = judge
-        self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
+        self._layout = GroupPlaces(compat.local_rows(here), size, communicator.rank, components.processes)
         self._reports = Reports(self._layout)
         self._refill = settings.config.refill
         self._prompts = Prompts(trainer, self._layout, components, int(here.args.seed), self._refill.prompts)
@@ -380,16 +380,16 @@ class Rounds:
     def _lay_out(self, rows: int) -> None:
         """Use a new number of rows per batch, which changed between two trainings."""
         before = self._layout
-        self._layout = GroupLayout(rows, before.size, before.rank, before.ranks)
+        self._layout = GroupPlaces(rows, before.size, before.rank, before.ranks)
         self._reports = Reports(self._layout)
         self._prompts.lay_out(self._layout)
 
-    def complete(self, batch: Batch, rows: RowLayout, score: Score) -> JudgedBatch:
+    def complete(self, batch: Batch, rows: SharedRows, score: Score) -> JudgedBatch:
         """Resample dead groups while rounds are left and too few groups are live.
 
         Args:
             batch (`dict`): As TRL returned it, its texts on the CPU.
-            rows ([`RowLayout`]): Where its rows lie.
+            rows ([`SharedRows`]): Where its rows lie.
             score (`Callable`): Generates and scores further rows, on all processes together.
 
         Returns:
@@ -409,7 +409,7 @@ class Rounds:
         finally:
             self.seconds = time.perf_counter() - started if self.done else 0.0
 
-    def _generate(self, state: _BatchState, batch: Batch, rows: RowLayout, score: Score) -> JudgedBatch:
+    def _generate(self, state: _BatchState, batch: Batch, rows: SharedRows, score: Score) -> JudgedBatch:
         """Return the batch in which groups of further rounds replace dead ones."""
 
         def of_batch() -> tuple[JudgedBatch, Floats]:
@@ -426,7 +426,7 @@ class Rounds:
         self, state: _BatchState, current: JudgedBatch, told: RoundReport, score: Score
     ) -> tuple[JudgedBatch, RoundReport]:
         layout = self._layout.of_round(told.needed)
-        batch = self._judge.fetch(score(self._inputs(current, layout.mine_here)))
+        batch = self._judge.to_cpu(score(self._inputs(current, layout.mine_here)))
         rows = self._communicator.share_round(batch)
 
         def of_round() -> tuple[JudgedBatch, Floats]:
@@ -445,24 +445,26 @@ class Rounds:
         return self._prompts.stand_ins(count)
 
     def _tell(
-        self, state: _BatchState, judged: Callable[[], tuple[JudgedBatch, Floats]], layout: GroupLayout
+        self, state: _BatchState, judged: Callable[[], tuple[JudgedBatch, Floats]], layout: GroupPlaces
     ) -> tuple[JudgedBatch, RoundReport]:
         """Exchange a round's results, and add its groups to the prompt table and to the batch's state.
 
         Args:
             state ([`_BatchState`]): Gets them.
             judged (`Callable`): Gives the judged batch, and what this process tells of it.
-            layout ([`GroupLayout`]): Where they lie.
+            layout ([`GroupPlaces`]): Where they lie.
         """
         latest, vectors = self._communicator.tell(judged, self._reports.blank())
         told = self._reports.read(vectors, layout)
         state.rounds.append(latest)
         state.items += told.items
-        fresh = latest.fresh
+        new_groups = latest.new_groups
         self._prompts.present.update(told.keys.tolist())
         keys = told.keys[latest.groups]
-        passed, known = self._success.passed(fresh), self._success.least is not None
-        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._clock.update, ~fresh.unscored, known)
+        passed, known = self._success.passed(new_groups), self._success.least is not None
+        self.table.note(
+            keys, new_groups.prompt, passed, new_groups.dead, self._clock.update, ~new_groups.unscored, known
+        )
         return latest, told
 
     def _is_enough(self, told: RoundReport) -> bool:
@@ -487,7 +489,7 @@ class Rounds:
         counted = batch["num_items_in_batch"]
         change = torch.as_tensor(state.items).to(counted)
         batch["num_items_in_batch"] = counted + change
-        generations = tuple(one.fresh for one in state.rounds)
+        generations = tuple(one.new_groups for one in state.rounds)
         refilled = int(np.count_nonzero(state.origin[current.groups, 0]))
         current = replace(current, batch=batch, generations=generations, refilled=refilled)
         if setup.over_batch and state.origin[:, 0].any():
@@ -503,16 +505,16 @@ class Rounds:
         rows = current.rows
         everywhere = advantages.double().cpu().numpy()
         columns = {**rows.columns, "advantages": everywhere[rows.columns["row"]]}
-        rows = RowLayout(columns, {"row": columns["row"][rows.here]}, rows.size)
+        rows = SharedRows(columns, {"row": columns["row"][rows.here]}, rows.size)
         here = slice(rows.first, rows.first + rows.count)
         batch = {**current.batch, "advantages": advantages[here].to(current.batch["advantages"])}
-        return replace(current, batch=batch, rows=rows, fresh=self._judge.groups_of(rows, current.scored, setup))
+        return replace(current, batch=batch, rows=rows, new_groups=self._judge.groups_of(rows, current.scored, setup))
 
     def _refuse_unexplained(self, rounds: Sequence[JudgedBatch], setup: compat.RewardSetup) -> None:
         """Refuse to recompute advantages that TRL's rules do not explain."""
         for one in rounds:
             of_tokens = self._fields.has_token_advantages(one.batch)
-            rule = AdvantageRule(one.rows.columns, one.scored, setup, self._layout.size, of_tokens)
+            rule = AdvantageFormula(one.rows.columns, one.scored, setup, self._layout.size, of_tokens)
             if not rule.explains_batch:
                 raise SeamError(
                     f"With scale_rewards={setup.scale!r} and multi_objective_aggregation={setup.aggregation!r}, "

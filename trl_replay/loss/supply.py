@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from ..base.progress import Check, check_at_once
-from ..base.transfer import fetch, send
+from ..base.progress import CheckLater, check_at_once
+from ..base.transfer import send, to_cpu
 from ..batch.compose import loss_mask
 from ..compat import LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS, LossForm
 from ..data.counters import DRIFT, GATED, SEQUENCE_DRIFT, WEIGHTS
@@ -263,7 +263,7 @@ def fetch_sums(taken: Sequence[Mapping[str, Sequence[torch.Tensor]]]) -> list[di
     tensors = [tensor.reshape(-1) for sums in lists for tensor in sums]
     if not tensors:
         return [{} for _ in taken]
-    numbers = iter(fetch({0: torch.cat(tensors).double()})[0].tolist())
+    numbers = iter(to_cpu({0: torch.cat(tensors).double()})[0].tolist())
     return [
         {name: list(itertools.islice(numbers, sum(map(torch.numel, sums)))) for name, sums in of_one.items()}
         for of_one in taken
@@ -668,7 +668,7 @@ class Supply:
     """
 
     def __init__(
-        self, correct: Callable[[ReplayedRows], Corrected], bounds: Bounds, token_weights: bool, check: Check
+        self, correct: Callable[[ReplayedRows], Corrected], bounds: Bounds, token_weights: bool, check: CheckLater
     ) -> None:
         self._correct = correct
         self._bounds = bounds
@@ -850,7 +850,9 @@ def _as_wide(values: torch.Tensor, width: int) -> torch.Tensor:
     return functional.pad(values, (0, missing)) if missing else values
 
 
-def fitting(rows: ReplayedRows, corrected: Corrected, token_weights: bool, check: Check = check_at_once) -> Corrected:
+def fitting(
+    rows: ReplayedRows, corrected: Corrected, token_weights: bool, check: CheckLater = check_at_once
+) -> Corrected:
     """The same with one weight a row where the loss's ratio is not each token's own, and tokens can't have theirs
     (`token_weights`).
 

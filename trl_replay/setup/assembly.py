@@ -13,7 +13,7 @@ import torch
 
 from .. import compat
 from ..base.progress import global_generators_kept
-from ..buffer import ReplayBuffer, Rules
+from ..buffer import Policy, ReplayBuffer
 from ..buffer.replay_buffer import RateLimiter, RateLimits
 from ..data.prompt_table import PromptTable
 from ..data.success import Success
@@ -279,7 +279,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
     success = Success(config.replay_pass_reward, rule.in_words(config.replay_reward))
     by_setting = treatments(config.replay_unfilled, config.replay_kl, success)
     hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
-    rules = Rules(
+    policy = Policy(
         hooks=hooks,
         limiter=RateLimiter(RateLimits(config.replay_start, config.replay_max_fraction)),
         success=success,
@@ -293,7 +293,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
         stateful={kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)},
     )
     prompts = PromptTable() if settings.chooses_prompts else None
-    buffer = ReplayBuffer(room.groups, rules, room.nbytes, size, rule, room.seed, prompts)
+    buffer = ReplayBuffer(room.groups, policy, room.nbytes, size, rule, room.seed, prompts)
     return Components(
         settings=settings,
         buffer=buffer,
@@ -384,7 +384,7 @@ def idle_components(settings: Settings) -> Components:
     hooks = CheckedHooks([], {}, {})
     return Components(
         settings=settings,
-        buffer=ReplayBuffer(0, Rules(hooks)),
+        buffer=ReplayBuffer(0, Policy(hooks)),
         scope=Scope(None),
         hooks=hooks,
         fields=FieldTable(0),

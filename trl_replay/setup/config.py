@@ -80,7 +80,7 @@ def setting(default: Any, text: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Checked:
     """How a setting is checked and compared between ranks.
 
     Attributes:
@@ -121,153 +121,153 @@ class ReplayConfig:
 
     _argument_group_name = "settings of replay"  # in TrlParser's `--help`
 
-    use_replay: Annotated[bool, Rule(true_or_false)] = setting(
+    use_replay: Annotated[bool, Checked(true_or_false)] = setting(
         True, """Whether to replay at all. `False` leaves the trainer exactly as TRL made it."""
     )
-    replay_buffer_size: Annotated[int, Rule(whole(0))] = setting(
+    replay_buffer_size: Annotated[int, Checked(whole(0))] = setting(
         64,
         """Number of groups (of `num_generations` completions) that the buffer keeps per process (with `gathered`, on
         average). `0` stores nothing; settings that need no buffer still work.""",
     )
-    replay_max_bytes: Annotated[int | str | None, Rule(optional(size_in_bytes), ranks="own")] = setting(
+    replay_max_bytes: Annotated[int | str | None, Checked(optional(size_in_bytes), ranks="own")] = setting(
         None,
         """Limit on the buffer's memory, per process (with `gathered`, on average): `"512MB"`, `"2GiB"`. Groups are
         evicted when it or `replay_buffer_size` is reached.""",
     )
-    replay_scorer: Annotated[str, Rule(strategy("scorer"))] = setting(
+    replay_scorer: Annotated[str, Checked(strategy("scorer"))] = setting(
         "advantage_std",
         """Priority of a stored group, by which `heap` evicts, `proportional` samples, and `prompt_balanced` does both
         per prompt. Arguments stand in parentheses: `"pass_rate(target=0.5)"`; `trl-replay list NAME` shows them.""",
     )
-    replay_evictor: Annotated[str, Rule(strategy("evictor"))] = setting(
+    replay_evictor: Annotated[str, Checked(strategy("evictor"))] = setting(
         "prompt_balanced", """Which stored groups leave a full buffer."""
     )
-    replay_sampler: Annotated[str, Rule(strategy("sampler"))] = setting(
+    replay_sampler: Annotated[str, Checked(strategy("sampler"))] = setting(
         "prompt_balanced", """Which stored groups are drawn for replay."""
     )
-    replay_selector: Annotated[str, Rule(strategy("selector"))] = setting(
+    replay_selector: Annotated[str, Checked(strategy("selector"))] = setting(
         "zero_std", """Which fresh groups may be replaced; by default dead groups, whose advantages are all equal."""
     )
-    replay_mixer: Annotated[str, Rule(strategy("mixer"))] = setting(
+    replay_mixer: Annotated[str, Checked(strategy("mixer"))] = setting(
         "whole", """Whether stored rows replace a whole group (`whole`) or some of its rows (`inject`)."""
     )
-    replay_scope: Annotated[str, Rule(choice(AUTO, *SCOPES))] = setting(
+    replay_scope: Annotated[str, Checked(choice(AUTO, *SCOPES))] = setting(
         AUTO,
         """Which processes share a buffer: none (`process`), or all (`gathered`), each group stored on one of them.
         `"auto"` is `process` on one process, or if each has at least four whole groups per batch, otherwise
         `gathered`. A resumed run keeps its checkpoint's.""",
     )
-    replay_correction: Annotated[str, Rule(strategy("correction"))] = setting(
+    replay_correction: Annotated[str, Checked(strategy("correction"))] = setting(
         "ratio", """Off-policy correction: how the loss accounts for an older policy's rows."""
     )
-    replay_max_age: Annotated[int | None, Rule(optional(whole(1)))] = setting(
+    replay_max_age: Annotated[int | None, Checked(optional(whole(1)))] = setting(
         None, """Maximum age of a replayed group, in optimizer updates since it was generated."""
     )
-    replay_max_uses: Annotated[int | None, Rule(optional(whole(1)))] = setting(
+    replay_max_uses: Annotated[int | None, Checked(optional(whole(1)))] = setting(
         None, """Maximum number of replays of a stored group."""
     )
-    replay_max_fraction: Annotated[float, Rule(share)] = setting(
+    replay_max_fraction: Annotated[float, Checked(share)] = setting(
         1.0, """Maximum fraction of a generation batch's groups that replay may replace."""
     )
-    replay_start: Annotated[int | str | None, Rule(start)] = setting(
+    replay_start: Annotated[int | str | None, Checked(start)] = setting(
         ADAPTIVE,
         """Number of optimizer updates before replay starts; the buffer fills from the beginning. `"adaptive"` waits
         for 16 stored groups while fewer than four groups, or one in ten, are live (docs/by-symptom.md).
         `"pass_rate(0.35)"` waits until this fraction of completions passes, as a running average over about 32
         batches. `None` or `0` does not wait.""",
     )
-    replay_task_columns: Annotated[list[str] | None, Rule(optional(names("column")))] = setting(
+    replay_task_columns: Annotated[list[str] | None, Checked(optional(names("column")))] = setting(
         None,
         """Columns of the dataset that, with prompt and images, identify a task. Tasks never exchange completions. All
         columns if not set; with `[]` (on the command line `""`) only the prompt.""",
     )
-    replay_reward: Annotated[str | None, Rule(optional(function_name))] = setting(
+    replay_reward: Annotated[str | None, Checked(optional(function_name))] = setting(
         None,
         """Reward function, by its name in TRL's log, that decides whether a group is dead, its priority, and whether a
         completion passes. The weighted sum of all if not set, and for groups that it does not score.""",
     )
-    replay_pass_reward: Annotated[float | None, Rule(optional(number("a finite number")))] = setting(
+    replay_pass_reward: Annotated[float | None, Checked(optional(number("a finite number")))] = setting(
         None,
         """Minimum reward of a completion that passes. If not set, the higher one of two values passes; with more, what
         passes is unknown, and `replay_kl="all_wrong"` uses the lowest reward seen.""",
     )
-    replay_retire_passes: Annotated[int | None, Rule(optional(whole(1)))] = setting(
+    replay_retire_passes: Annotated[int | None, Checked(optional(whole(1)))] = setting(
         None,
         """Number of passing completions in a fresh group that make its prompt solved: its groups leave the buffer, and
         such groups are not stored.""",
     )
     replay_max_weight: Annotated[
-        float | None, Rule(optional(number("a number above 0, at most 1,000,000", most=1000000.0, above=0.0)))
+        float | None, Checked(optional(number("a number above 0, at most 1,000,000", most=1000000.0, above=0.0)))
     ] = setting(
         None,
         """Upper bound on a replayed token's importance ratio (before clipping) times all weights. If not set, only the
         ratio is bounded, by 20.""",
     )
-    replay_advantages: Annotated[str, Rule(choice("auto", "stored", "joint", "split"))] = setting(
+    replay_advantages: Annotated[str, Checked(choice("auto", "stored", "joint", "split"))] = setting(
         "auto",
         """Advantages of a group with replaced rows: `"stored"` (each row keeps its own), `"joint"` (recomputed over
         all rows), `"split"` (over fresh and stored rows separately), or `"auto"`: stored if the whole group is
         replaced, otherwise joint.""",
     )
-    replay_record: Annotated[str, Rule(choice("auto", "loss", "forward"))] = setting(
+    replay_record: Annotated[str, Checked(choice("auto", "loss", "forward"))] = setting(
         "auto",
         """Source of fresh groups' log-probs: `"loss"`, which never sees replaced rows; `"forward"`, one more forward
         pass per batch, so that live groups that lose rows can be stored too; `"auto"`: the extra pass if the
         selector may choose live groups.""",
     )
-    replay_kl: Annotated[str, Rule(choice("all", "fresh", "all_wrong"))] = setting(
+    replay_kl: Annotated[str, Checked(choice("all", "fresh", "all_wrong"))] = setting(
         "all",
         """Rows whose KL term counts (`beta` ≠ 0): `"all"`, `"fresh"` (not replayed ones), or `"all_wrong"`: fresh rows
         of dead groups in which no row passes, which are then never replaced.""",
     )
-    replay_iterations: Annotated[str, Rule(choice("same", "replay"))] = setting(
+    replay_iterations: Annotated[str, Checked(choice("same", "replay"))] = setting(
         "same",
         """Batch of iterations 2 to `num_iterations`: the `"same"` one again, or with `"replay"` groups newly drawn
         from the buffer.""",
     )
-    replay_unfilled: Annotated[str, Rule(choice("keep", "mask", "exclude", "intra_batch"))] = setting(
+    replay_unfilled: Annotated[str, Checked(choice("keep", "mask", "exclude", "intra_batch"))] = setting(
         "keep",
         """Treatment of dead groups that replay does not replace: `"keep"` trains them as TRL does; `"mask"` removes
         their KL and entropy gradient; `"exclude"` also removes them from the loss's denominator; `"intra_batch"`
         replaces them with copies of the batch's live groups.""",
     )
-    replay_refill: Annotated[str | None, Rule(optional(refill))] = setting(
+    replay_refill: Annotated[str | None, Checked(optional(refill))] = setting(
         None,
         """Dynamic sampling: rounds that generate groups for dead ones. `"new(rounds=2)"` runs at most two a batch with
         other prompts of the dataset; `"same(rounds=2)"` tries the same prompts again. With `"new(rounds=2,
         until=0.8)"`, this fraction of live groups is enough. The buffer fills what remains.""",
     )
-    replay_weight: Annotated[float, Rule(number(WEIGHTS, above=0.0, most=1e6))] = setting(
+    replay_weight: Annotated[float, Checked(number(WEIGHTS, above=0.0, most=1e6))] = setting(
         1.0, """Weight of replayed rows in the policy loss, multiplied with the correction's."""
     )
-    replay_dry_run: Annotated[bool, Rule(true_or_false)] = setting(
+    replay_dry_run: Annotated[bool, Checked(true_or_false)] = setting(
         False, """Whether to make and log every decision but replace nothing: training is bit-identical to TRL's."""
     )
-    replay_plugins: Annotated[list[str] | None, Rule(optional(plugins))] = setting(
+    replay_plugins: Annotated[list[str] | None, Checked(optional(plugins))] = setting(
         None,
         """Plugins whose hooks are called, by name: `"greso(target=0.4)"`. A plugin whose strategy or preset is
         named is called anyway.""",
     )
-    replay_on_mismatch: Annotated[str, Rule(choice("refuse", "empty"))] = setting(
+    replay_on_mismatch: Annotated[str, Checked(choice("refuse", "empty"))] = setting(
         "refuse",
         """When resuming from a checkpoint whose buffer is damaged or does not match: `"refuse"` raises, `"empty"`
         warns and continues with an empty buffer.""",
     )
-    replay_warm_start: Annotated[list[str] | None, Rule(optional(readable_files))] = setting(
+    replay_warm_start: Annotated[list[str] | None, Checked(optional(readable_files))] = setting(
         None,
         """Files that fill the buffer when training begins: what `datasets.load_dataset` reads, with the columns
         `prompt`, `completion`, and `reward`, or what `session.export` wrote. A path, a folder, or a
         list. Not read again on resuming.""",
     )
-    replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
+    replay_warm_start_short: Annotated[str, Checked(choice("refuse", "resample"))] = setting(
         "refuse",
         """Groups of fewer than `num_generations` rows in the warm-start file: `"refuse"` leaves them out; `"resample"`
         completes them with draws from their own rows.""",
     )
-    replay_warm_start_rescore: Annotated[bool, Rule(true_or_false)] = setting(
+    replay_warm_start_rescore: Annotated[bool, Checked(true_or_false)] = setting(
         False, """Whether the trainer's reward functions score all rows of the warm-start files."""
     )
-    replay_preset: Annotated[str | None, Rule(optional(preset_name), ranks="own")] = setting(
+    replay_preset: Annotated[str | None, Checked(optional(preset_name), ranks="own")] = setting(
         None, """A named bundle of settings; your own settings override it. `trl-replay list` shows all."""
     )
 
@@ -279,7 +279,7 @@ class ReplayConfig:
             self.replay_task_columns = []
         if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
             self.replay_start = int(self.replay_start)
-        for name, rule in RULES.items():
+        for name, rule in CHECKED.items():
             require(name, getattr(self, name), rule.check)
         if self.replay_preset is None:
             refuse_without_effect(vars(self), self._given)
@@ -392,7 +392,7 @@ class ReplayConfig:
 def _instead_of(name: str) -> str:
     """What to write instead of a setting that there was before 0.1; empty for any other name."""
     setting = name.removesuffix("_kwargs")
-    if setting != name and setting in RULES:
+    if setting != name and setting in CHECKED:
         text = "name(argument=value)"
         return f"Arguments stand in parentheses: {setting}={[text] if setting == 'replay_plugins' else text!r}."
     return INSTEAD.get(name, "")
@@ -410,7 +410,7 @@ INSTEAD = {
 """Of settings that there were: what to write now."""
 
 
-RULES: dict[str, Rule] = {
+CHECKED: dict[str, Checked] = {
     name: get_args(hint)[1] for name, hint in get_type_hints(ReplayConfig, include_extras=True).items()
 }
 """The rule of each setting. (A field's metadata can't hold it: transformers' parser hands that to argparse.)"""

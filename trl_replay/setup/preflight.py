@@ -173,7 +173,7 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     reasons += _without_effect_on_kl(trainer, settings)
     if settings.iterates:
         reasons += _without_iterations(trainer, settings, components)
-    reasons += components.layout.untested(trainer)
+    reasons += components.dialect.untested(trainer)
     refuse(reasons, trainer, settings, components)
 
 
@@ -314,7 +314,7 @@ def _baselines_over_two_prompts(settings: Settings, components: Components) -> I
     setting = config.replay_advantages
     sampler = settings.label("sampler")
     computes = setting in ("joint", "split") or (setting == "auto" and components.mixes_rows)
-    if not computes or components.buffer.rules.draws_same_prompt or not config.replay_buffer_size:
+    if not computes or components.buffer.policy.draws_same_prompt or not config.replay_buffer_size:
         return
     yield (
         f"replay_advantages={setting!r} computes the advantages of mixed groups anew, for which all rows must have "

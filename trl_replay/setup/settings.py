@@ -14,7 +14,7 @@ from .. import compat
 from ..base.files import in_json
 from ..base.progress import KeptErrors
 from ..base.validation import AUTO, STRATEGY_KINDS, Named, unusable
-from ..batch.layout import Layout
+from ..batch.layout import Dialect
 from ..buffer import ReplayBuffer
 from ..data.success import Success
 from ..data.tasks import Tasks
@@ -24,7 +24,7 @@ from ..loss.supply import Bounds, Gates
 from ..registry import BUILTIN, Plugin, Registry, Strategy, registry
 from ..specs import Kind
 from ..strategies.scopes import Scope, choose_scope
-from .config import RULES, ReplayConfig
+from .config import CHECKED, ReplayConfig
 
 WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs", "trl_replay_plan")
 """Hooks of plugins that need no buffer."""
@@ -92,7 +92,7 @@ class Settings:
         """
         if not self.acts:
             return {"use_replay": self.config.use_replay, "replay_buffer_size": self.config.replay_buffer_size}
-        equal = {name: value for name, value in self.config.to_dict().items() if RULES[name].ranks == "equal"}
+        equal = {name: value for name, value in self.config.to_dict().items() if CHECKED[name].ranks == "equal"}
         for kind, strategy in self.strategies.items():
             equal[f"replay_{kind}"] = _in_full(strategy.origin, strategy.arguments)
         equal["replay_plugins"] = [
@@ -200,7 +200,7 @@ class Components:
             stored and never trained on.
         processes (`int`): Number of processes.
         success ([`Success`]): What passes.
-        layout ([`Layout`]): Of the trainer's batches and its loss.
+        dialect ([`Dialect`]): Of the trainer's batches and its loss.
         errors ([`KeptErrors`]): What failed here, until all processes hear of it.
     """
 
@@ -216,7 +216,7 @@ class Components:
     forwards_to_record: bool = False
     processes: int = 1
     success: Success = field(default_factory=Success)
-    layout: Layout = field(default_factory=Layout)
+    dialect: Dialect = field(default_factory=Dialect)
     errors: KeptErrors = field(init=False)
 
     def __post_init__(self) -> None:

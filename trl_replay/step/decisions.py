@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch.candidates import Candidate, PendingGroups
-from ..batch.group_view import AdvantageRule, least_size, teach_nothing
+from ..batch.group_view import AdvantageFormula, least_size, teach_nothing
 from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally
@@ -21,14 +21,14 @@ from ..data.plan import EMPTY, Plan
 from ..data.rewards import reward_noise
 from ..data.table import Table
 from ..data.types import NONE, Bools, Floats, Groups, Ints
-from ..distributed.communicator import Admitted, Decision, RowLayout
+from ..distributed.communicator import Admitted, Decision, SharedRows
 from ..errors import SeamError
 from ..loss.tap import Handshake
 from ..setup.settings import Components, Settings
-from .training_batch import FreshBatch
+from .training_batch import ScoredBatch
 
 
-def shaped(fresh: Groups, given: Floats) -> Groups:
+def shaped(new_groups: Groups, given: Floats) -> Groups:
     """The fresh groups with a plugin's advantages.
 
     A group that was changed is dead if all of its rows that train have advantages next to 0: beside the batch's
@@ -37,20 +37,20 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     counts stays so, unless the plugin has given all of its rows one advantage of its own. Masked rows stay masked.
 
     Args:
-        fresh ([`Groups`]): As the trainer made them.
+        new_groups ([`Groups`]): As the trainer made them.
         given (`(n, G)`): Advantages; NaN for rows that train nothing.
     """
-    left = given == fresh.advantages
-    masked = np.isnan(given) | fresh.masked
+    left = given == new_groups.advantages
+    masked = np.isnan(given) | new_groups.masked
     rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
-    advantages = np.where(left, fresh.advantages, rounded)
-    changed = replace(fresh, advantages=advantages, masked=masked)
-    least: Floats | float = least_size(advantages, fresh.advantages[~fresh.dead])
-    noise = reward_noise(fresh.rewards, fresh.reward_weights)
-    rounding = np.where(left & changed.trains, np.abs(fresh.advantages), 0.0).max(axis=1)
-    least = np.where(fresh.dead, np.maximum(np.maximum(least, noise), rounding), least)
+    advantages = np.where(left, new_groups.advantages, rounded)
+    changed = replace(new_groups, advantages=advantages, masked=masked)
+    least: Floats | float = least_size(advantages, new_groups.advantages[~new_groups.dead])
+    noise = reward_noise(new_groups.rewards, new_groups.reward_weights)
+    rounding = np.where(left & changed.trains, np.abs(new_groups.advantages), 0.0).max(axis=1)
+    least = np.where(new_groups.dead, np.maximum(np.maximum(least, noise), rounding), least)
     touched = (~left | masked).any(axis=1)
-    dead = np.where(touched, teach_nothing(advantages, changed.trains, least), fresh.dead)
+    dead = np.where(touched, teach_nothing(advantages, changed.trains, least), new_groups.dead)
     return replace(changed, dead=dead | (changed.alike & ~_have_one(advantages, changed.trains)))
 
 
@@ -179,12 +179,12 @@ class Mixing:
         return groups if given is None else shaped(groups, given)
 
     def mix(
-        self, fresh: FreshBatch, slots: Ints, table: Table, drawn: Ints, most: int, tally: Tally
+        self, scored: ScoredBatch, slots: Ints, table: Table, drawn: Ints, most: int, tally: Tally
     ) -> tuple[Ints, Mixed]:
         """Decide which stored rows take which rows of the slots, and what all of their rows train with.
 
         Args:
-            fresh ([`FreshBatch`]): The batch.
+            scored ([`ScoredBatch`]): The batch.
             slots (`(n,)`): For which something was drawn.
             table ([`Table`]): The eligible entries.
             drawn (`(n, k)`): Rows of `table`.
@@ -194,20 +194,20 @@ class Mixing:
         Returns:
             Those of the slots that take a stored row and would not be dead, and their plan.
         """
-        groups = fresh.groups.take(slots)
+        groups = scored.groups.take(slots)
         setting = self._settings.config.replay_advantages
         chosen = self._hooks.mix(table, drawn, groups, self._context(groups))
         mixed = planned(groups, table, drawn, chosen, setting)
         self._keep_fresh(mixed, tally)
-        dead = self._set_advantages(fresh, mixed)
+        dead = self._set_advantages(scored, mixed)
         some = mixed.plan.stored.any(axis=1)
         tally.note(int((~some).sum()), "the mixer took no stored row for a slot")
         what = "the stored rows alone" if setting == "split" else "a mixed group"
         tally.note(int((some & dead).sum()), f"{what} would have been dead")
         kept = np.flatnonzero(some & ~dead)[:most]
         mixed = mixed.take(kept)
-        if fresh.rule.spans_batch and mixed.computed.any() and len(kept) < len(slots):
-            self._set_advantages(fresh, mixed)  # a slot left fresh counts once in the batch's deviation
+        if scored.formula.spans_batch and mixed.computed.any() and len(kept) < len(slots):
+            self._set_advantages(scored, mixed)  # a slot left fresh counts once in the batch's deviation
         return slots[kept], mixed
 
     def _keep_fresh(self, mixed: Mixed, tally: Tally) -> None:
@@ -236,7 +236,7 @@ class Mixing:
             tally.note(int(rows.sum()), reason)
             mixed.plan.keep_fresh(rows)
 
-    def _set_advantages(self, fresh: FreshBatch, mixed: Mixed) -> Bools:
+    def _set_advantages(self, scored: ScoredBatch, mixed: Mixed) -> Bools:
         """Write what the rows train with: their own advantages, or new ones where these are computed. Return which
         groups are dead then, `(n,)`.
 
@@ -247,20 +247,20 @@ class Mixing:
         plan.advantages = mixed.column("row_advantage", mixed.groups.advantages).astype(np.float64)
         plan.masked = mixed.column("row_masked", mixed.groups.masked)
         counted = np.where(plan.stored | ~mixed.groups.dead[:, None], plan.advantages, 0.0)
-        of_batch = fresh.groups.advantages
+        of_batch = scored.groups.advantages
         least = 0.0
         if not plan.is_whole.all():
-            least = least_size(np.concatenate([counted, of_batch]), of_batch[~fresh.groups.dead])
+            least = least_size(np.concatenate([counted, of_batch]), of_batch[~scored.groups.dead])
         trains = (mixed.trainable > 0) & ~plan.masked
         dead = teach_nothing(counted, trains, np.where(plan.is_whole, 0.0, least))
         some = np.flatnonzero(mixed.computed)
         if len(some):
             anew = mixed.take(some)
-            dead[some] = self._compute_advantages(fresh.rule, anew)
+            dead[some] = self._compute_advantages(scored.formula, anew)
             plan.put(some, anew.plan)
         return dead
 
-    def _compute_advantages(self, rule: AdvantageRule, mixed: Mixed) -> Bools:
+    def _compute_advantages(self, formula: AdvantageFormula, mixed: Mixed) -> Bools:
         """Write advantages that are computed anew: over all rows of a group, or over stored and fresh ones apart,
         where a group is dead if its stored part is. Stored rows that are masked do not count; on fresh rows the hook
         decides again. Return which groups are dead then.
@@ -270,7 +270,7 @@ class Mixing:
         """
         plan = mixed.plan
         setting = self._settings.config.replay_advantages
-        if not rule.explains_batch:
+        if not formula.explains_batch:
             if self._settings.config.replay_dry_run:
                 return np.ones(len(plan), bool)
             raise SeamError(
@@ -283,7 +283,7 @@ class Mixing:
         totals = mixed.column("row_total", mixed.groups.total)
 
         def by_rule(members: Bools, join: bool) -> tuple[Floats, Bools]:
-            return rule(rewards, totals, members, members & (mixed.trainable > 0), join)
+            return formula(rewards, totals, members, members & (mixed.trainable > 0), join)
 
         counted = ~plan.masked
         if setting == "split":
@@ -333,13 +333,13 @@ class Decisions:
         self._settings = settings
 
     def settle(
-        self, pending: PendingGroups | None, rows: RowLayout, generations: Sequence[Groups], tally: Tally
+        self, pending: PendingGroups | None, rows: SharedRows, generations: Sequence[Groups], tally: Tally
     ) -> Admitted:
         """Settle the last generation batch's candidates.
 
         Args:
             pending ([`PendingGroups`], *optional*): These, if there are any.
-            rows ([`RowLayout`]): Of the batch at hand; its columns tell of the last one's candidates, too.
+            rows ([`SharedRows`]): Of the batch at hand; its columns tell of the last one's candidates, too.
             generations (`Sequence[Groups]`): The groups of every generation of the batch at hand.
             tally ([`Tally`]): Counts what happens.
         """
@@ -352,30 +352,30 @@ class Decisions:
         kept = self._buffer.extend(groups, newcomers, tally, solved)
         return self._admitted([candidate for candidate in usable if candidate.serial in kept], rows)
 
-    def fill_batch(self, fresh: FreshBatch, pending: PendingGroups | None, collected_at: int | None) -> Decision:
+    def fill_batch(self, scored: ScoredBatch, pending: PendingGroups | None, collected_at: int | None) -> Decision:
         """Choose what is replayed in the fresh batch, and which of its groups become candidates.
 
         Args:
-            fresh ([`FreshBatch`]): The batch.
+            scored ([`ScoredBatch`]): The batch.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
             collected_at (`int`, *optional*): Update at which candidates were last collected.
         """
-        tally = Tally(refilled=fresh.refilled, surplus=fresh.surplus)
-        admitted = self.settle(pending, fresh.rows, fresh.generations, tally)
-        slots, most = self.select(fresh.groups, tally)
-        plan, priorities = self._fill_slots(fresh, slots, most, collected_at, tally)
-        self._book(fresh.groups, plan, tally)
+        tally = Tally(refilled=scored.refilled, surplus=scored.surplus)
+        admitted = self.settle(pending, scored.rows, scored.generations, tally)
+        slots, most = self.select(scored.groups, tally)
+        plan, priorities = self._fill_slots(scored, slots, most, collected_at, tally)
+        self._book(scored.groups, plan, tally)
         if self._settings.config.replay_dry_run:
-            plan = Plan.of(fresh.groups)
+            plan = Plan.of(scored.groups)
             plan.masked[:] = False  # as the trainer has it
         else:
-            self._treat(fresh, plan, 0, tally)
-        return Decision(tally, admitted, plan, priorities, self._candidate_slots(fresh, plan, tally))
+            self._treat(scored, plan, 0, tally)
+        return Decision(tally, admitted, plan, priorities, self._candidate_slots(scored, plan, tally))
 
     def fill_iteration(
         self,
-        fresh: FreshBatch,
-        rows: RowLayout,
+        scored: ScoredBatch,
+        rows: SharedRows,
         pending: PendingGroups | None,
         collected_at: int | None,
         iteration: int,
@@ -383,57 +383,57 @@ class Decisions:
         """Draw groups for all slots of a further iteration; those that get none are left out of the loss.
 
         Args:
-            fresh ([`FreshBatch`]): The batch, with all groups dead.
-            rows ([`RowLayout`]): With what is shared of the last one's candidates.
+            scored ([`ScoredBatch`]): The batch, with all groups dead.
+            rows ([`SharedRows`]): With what is shared of the last one's candidates.
             pending ([`PendingGroups`], *optional*): These.
             collected_at (`int`, *optional*): Update at which candidates were last collected.
             iteration (`int`): 1 for the first further one.
         """
-        tally = Tally(groups=len(fresh.groups))
+        tally = Tally(groups=len(scored.groups))
         admitted = self.settle(pending, rows, [], tally)
-        most, _ = self._buffer.allowed(len(fresh.groups))
-        plan, priorities = self._fill_slots(fresh, np.arange(len(fresh.groups)), most, collected_at, tally)
-        self._book(fresh.groups, plan, tally)
+        most, _ = self._buffer.allowed(len(scored.groups))
+        plan, priorities = self._fill_slots(scored, np.arange(len(scored.groups)), most, collected_at, tally)
+        self._book(scored.groups, plan, tally)
         plan.leave_empty(plan.unfilled)
-        self._treat(fresh, plan, iteration, tally)
+        self._treat(scored, plan, iteration, tally)
         return Decision(tally, admitted, plan, priorities)
 
-    def _admitted(self, stored: Sequence[Candidate], rows: RowLayout) -> Admitted:
+    def _admitted(self, stored: Sequence[Candidate], rows: SharedRows) -> Admitted:
         serials = [candidate.serial for candidate in stored]
         slots = [candidate.slot for candidate in stored]
         payloads = {candidate.serial: candidate.payload() for candidate in stored}
         mine = {serial: payload for serial, payload in payloads.items() if payload is not None}
         return Admitted(rows.arrivals(serials, slots, self._processes), mine)
 
-    def select(self, fresh: Groups, tally: Tally) -> tuple[Ints, int]:
+    def select(self, new_groups: Groups, tally: Tally) -> tuple[Ints, int]:
         """The slots that replay may fill, the most replaceable first, and how many of them the limits allow."""
-        groups = len(fresh)
+        groups = len(new_groups)
         tally.groups = groups
-        slots = self._select(fresh)
+        slots = self._select(new_groups)
         most, limit = self._buffer.allowed(groups)
         if len(slots) > most:
             tally.note(1, f"{limit} allows {most} of {groups} groups")
         elif not len(slots):
             asked_for_dead = self._settings.label("selector") == "zero_std"
-            reason = ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN
-            kept = self._settings.config.replay_kl == "all_wrong" and self._success.without(fresh).any()
+            reason = ALL_LIVE if asked_for_dead and not new_groups.dead.any() else NONE_CHOSEN
+            kept = self._settings.config.replay_kl == "all_wrong" and self._success.without(new_groups).any()
             tally.note(1, (KEPT_LOWEST if self._success.least is None else KEPT_WRONG) if kept else reason)
         return slots, most
 
-    def _select(self, fresh: Groups) -> Ints:
+    def _select(self, new_groups: Groups) -> Ints:
         """The selector's slots, without groups whose KL term is to count (`replay_kl="all_wrong"`)."""
-        slots = self._hooks.select(fresh, self._context())
+        slots = self._hooks.select(new_groups, self._context())
         if self._settings.config.replay_kl != "all_wrong":
             return slots
-        return slots[~self._success.without(fresh)[slots]]
+        return slots[~self._success.without(new_groups)[slots]]
 
     def _fill_slots(
-        self, fresh: FreshBatch, slots: Ints, most: int, collected_at: int | None, tally: Tally
+        self, scored: ScoredBatch, slots: Ints, most: int, collected_at: int | None, tally: Tally
     ) -> tuple[Plan, dict[int, float]]:
         """Eligible entries in the slots, never one twice, and which of the slots' rows theirs take.
 
         Args:
-            fresh ([`FreshBatch`]): The batch.
+            scored ([`ScoredBatch`]): The batch.
             slots (`(n,)`): What may be filled, in the selector's order.
             most (`int`): So many of them at most.
             collected_at (`int`, *optional*): Update at which candidates were last collected.
@@ -446,40 +446,42 @@ class Decisions:
             SeamError: The model was updated, but the loss was not seen to go through the seam; or advantages are to be
                 computed that TRL's rules do not explain.
         """
-        plan = Plan.of(fresh.groups, fresh.rows.ranks_of_slots)
+        plan = Plan.of(scored.groups, scored.rows.ranks_of_slots)
         wanted = min(len(slots), most)
         if not wanted or not self._buffer.capacity:
             return plan, {}
         if not self._handshake.has_run(self._buffer.clock.update, collected_at) and len(self._buffer):
             tally.note(1, TOO_EARLY)
             return plan, {}
-        drawn = self._buffer.sample(fresh.groups.take(slots), tally, fresh.keys, wanted=wanted)
+        drawn = self._buffer.sample(scored.groups.take(slots), tally, scored.keys, wanted=wanted)
         if drawn is None:
             return plan, {}
         some = drawn.some
-        filled, mixed = self.mixing.mix(fresh, slots[np.flatnonzero(some)], drawn.table, drawn.rows[some], most, tally)
+        filled, mixed = self.mixing.mix(
+            scored, slots[np.flatnonzero(some)], drawn.table, drawn.rows[some], most, tally
+        )
         mixed.plan.entry = np.where(mixed.plan.stored, mixed.of_entries(drawn.eligible[mixed.used]), mixed.plan.entry)
         plan.put(filled, mixed.plan)
         entries = [entry for entry, _ in plan.drawn()]
         chances = drawn.chances[np.searchsorted(drawn.eligible, entries)]
         return plan, dict(zip(entries, chances.tolist(), strict=True))
 
-    def _book(self, fresh: Groups, plan: Plan, tally: Tally) -> None:
+    def _book(self, new_groups: Groups, plan: Plan, tally: Tally) -> None:
         """Count what is replayed, in the table too."""
         self._buffer.count_uses(np.array([entry for entry, _ in plan.drawn()], np.int64), tally)
         tally.replaced = int(plan.stored.any(axis=1).sum())
         tally.rows = int(plan.stored.sum())
-        tally.dead_after = int((fresh.dead & plan.unfilled).sum())
+        tally.dead_after = int((new_groups.dead & plan.unfilled).sum())
 
-    def _treat(self, fresh: FreshBatch, plan: Plan, iteration: int, tally: Tally) -> None:
+    def _treat(self, scored: ScoredBatch, plan: Plan, iteration: int, tally: Tally) -> None:
         """Let plugins and settings edit the plan, and count what it trains on."""
-        groups = fresh.groups
+        groups = scored.groups
         table = self._buffer.table
         nothing = _teaches_nothing(plan, groups)
         if self._hooks.edits_plans:
-            context = replace(self._context(), iteration=iteration, rank_of_slot=fresh.rows.ranks_of_slots)
+            context = replace(self._context(), iteration=iteration, rank_of_slot=scored.rows.ranks_of_slots)
             before, advantages = nothing, plan.advantages.copy()
-            self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens)
+            self._hooks.plan(plan, groups, table, context, scored.formula.of_tokens)
             zeroed = ((plan.advantages == 0) & (advantages != 0)).any(axis=1)
             nothing = _teaches_nothing(plan, groups, zeroed)
             tally.note(int((nothing & ~before).sum()), self._taken_away)
@@ -500,14 +502,14 @@ class Decisions:
             f"a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the {who}"
         )
 
-    def _candidate_slots(self, fresh: FreshBatch, plan: Plan, tally: Tally) -> list[int]:
+    def _candidate_slots(self, scored: ScoredBatch, plan: Plan, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
         if not self._buffer.capacity:
             return []
-        live = ~fresh.groups.dead
-        seen = live if fresh.logps_known else live & ~plan.stored.any(axis=1)
+        live = ~scored.groups.dead
+        seen = live if scored.logps_known else live & ~plan.stored.any(axis=1)
         tally.lost = int(live.sum() - seen.sum())
-        solved = self._buffer.solved(fresh.groups)
+        solved = self._buffer.solved(scored.groups)
         tally.refuse(int((seen & solved).sum()), SOLVED)
         return np.flatnonzero(seen & ~solved).tolist()
 

@@ -14,10 +14,10 @@ import numpy as np
 from .. import compat
 from ..batch.candidates import LONGER, Block, Candidate, PendingGroups, serials_of
 from ..batch.compose import padding
-from ..batch.group_view import AdvantageRule
+from ..batch.group_view import AdvantageFormula
 from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
-from ..distributed.communicator import Agreed, Communicator, Decision, RollCall, RowLayout
+from ..distributed.communicator import Agreed, Communicator, Decision, RollCall, SharedRows
 from ..errors import ReplayError, SeamError
 from ..generation.judge import Judge, JudgedBatch
 from ..generation.rounds import Rounds, Score
@@ -27,8 +27,8 @@ from ..reporting import Reporting
 from ..setup.settings import Components
 from .decisions import Decisions
 from .training_batch import (
-    FreshBatch,
     IterationTemplate,
+    ScoredBatch,
     StepCarry,
     collect,
     compose_batch,
@@ -53,7 +53,7 @@ TAG = "trl-replay"
 
 
 class Step:
-    """The step of one session. `take` and `iterate` return the batch that is trained on; `keep` returns none. Every
+    """The step of one session. `take` and `iterate` return the batch that is trained on; `store` returns none. Every
     process calls them equally often.
 
     Args:
@@ -141,13 +141,13 @@ class Step:
         self._warn_of_no_update()
         started = time.perf_counter()
         self.carry.unfinished = True
-        fetched = self.judge.fetch(batch)
-        pending, rows = self._share(fetched, batch["prompt_ids"].size(0))
-        fresh = self._fresh(self._judge(fetched, rows, score), batch, fetched)
-        decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
-        agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
-        payload = self.communicator.move(fresh.rows, agreed.decision)
-        return self._train_on(fresh, agreed, payload, started)
+        on_cpu = self.judge.to_cpu(batch)
+        pending, rows = self._share(on_cpu, batch["prompt_ids"].size(0))
+        scored = self._scored(self._judge(on_cpu, rows, score), batch, on_cpu)
+        decide = partial(self.decisions.fill_batch, scored, pending, self.carry.collected_at)
+        agreed = self.communicator.agree(scored.rows, decide, serials_of(pending))
+        payload = self.communicator.move(scored.rows, agreed.decision)
+        return self._train_on(scored, agreed, payload, started)
 
     def _warn_of_no_update(self) -> None:
         """Warn where a second batch is scored, and neither training nor an update was heard of."""
@@ -181,11 +181,11 @@ class Step:
         Raises:
             ReplayError: The run generates no further batch, and another reward rule scored its groups.
         """
-        rows = template.fresh.rows
-        fresh = template.fresh
+        rows = template.scored.rows
+        scored = template.scored
         pending, rows = self._share(None, rows.count)
         iteration = compat.iteration(self._trainer())
-        decide = partial(self.decisions.fill_iteration, fresh, rows, pending, self.carry.collected_at, iteration)
+        decide = partial(self.decisions.fill_iteration, scored, rows, pending, self.carry.collected_at, iteration)
         agreed = self.communicator.agree(rows, decide, serials_of(pending))
         payload = self.communicator.move(rows, agreed.decision)
         self._count_iteration(agreed)
@@ -194,8 +194,8 @@ class Step:
             if once and self._buffer.scored_from and not self._buffer.table.origin.any():
                 raise ReplayError(NOTHING_LEFT)
             if agreed.total["replaced"]:
-                composed, placements = compose_batch(fresh, agreed.decision, payload, self._components)
-                return self._expect(fresh, agreed, composed, [], placements)
+                composed, placements = compose_batch(scored, agreed.decision, payload, self._components)
+                return self._expect(scored, agreed, composed, [], placements)
             if once:
                 self._warn_of_repetition(agreed.decision.tally)
         self.tap.expect_again(template.expected)
@@ -247,7 +247,7 @@ class Step:
     def _carry_settled(self, total: Mapping[str, float]) -> None:
         self.carry.settled = {name: total[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
 
-    def keep(self, batch: Batch, choose: Callable[[Groups], tuple[Groups, list[int]]]) -> Tally:
+    def store(self, batch: Batch, choose: Callable[[Groups], tuple[Groups, list[int]]]) -> Tally:
         """Let a scored batch enter the buffer: share, judge, collect, and settle it. Nothing of it is trained on, and
         nothing in it is replaced.
 
@@ -259,17 +259,17 @@ class Step:
             What was counted.
         """
         count = batch["prompt_ids"].size(0)
-        fetched = self.judge.fetch(batch)
-        rows = self._share_columns(fetched, count, None)
-        fresh = self._fresh(self._judge(fetched, rows, None), batch, fetched)
-        pending = PendingGroups(fresh.groups, [])
+        on_cpu = self.judge.to_cpu(batch)
+        rows = self._share_columns(on_cpu, count, None)
+        scored = self._scored(self._judge(on_cpu, rows, None), batch, on_cpu)
+        pending = PendingGroups(scored.groups, [])
         with self._components.errors.keeping():
-            groups, slots = choose(fresh.groups)
-            pending = PendingGroups(groups, collect(replace(fresh, groups=groups), slots, self._components))
+            groups, slots = choose(scored.groups)
+            pending = PendingGroups(groups, collect(replace(scored, groups=groups), slots, self._components))
         rows = self._share_columns(None, count, pending)
         return self._settle(rows, pending).decision.tally
 
-    def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Agreed[Decision]:
+    def _settle(self, rows: SharedRows, pending: PendingGroups | None) -> Agreed[Decision]:
         """Settle candidates, and nothing else; return what was counted."""
 
         def decide() -> Decision:
@@ -282,7 +282,7 @@ class Step:
         self._totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
         return agreed
 
-    def _judge(self, batch: Batch, rows: RowLayout, score: Score | None) -> JudgedBatch:
+    def _judge(self, batch: Batch, rows: SharedRows, score: Score | None) -> JudgedBatch:
         """The batch, with further groups in the slots of dead ones where that is set."""
         if self.rounds is not None and score is not None:
             return self.rounds.complete(batch, rows, score)
@@ -290,7 +290,7 @@ class Step:
             return self.judge.judge_batch(batch, rows)
         return JudgedBatch.unseen(batch, rows)
 
-    def _fresh(self, generated: JudgedBatch, given: Batch, fetched: Batch) -> FreshBatch:
+    def _scored(self, generated: JudgedBatch, given: Batch, on_cpu: Batch) -> ScoredBatch:
         """The batch with all that decisions need: log-probs that are stored without being seen by the loss, and a
         plugin's advantages. What fails is kept, since another process may wait in a forward pass."""
         rows = generated.rows
@@ -301,86 +301,86 @@ class Step:
         keys: frozenset[str] = frozenset()
         with self._components.errors.keeping():
             if self._components.forwards_to_record:
-                forwarded, _ = send_batch(generated.batch, given, fetched, self._components.fields)
-                logps = self._components.layout.forward_logps(self._trainer(), forwarded)
+                forwarded, _ = send_batch(generated.batch, given, on_cpu, self._components.fields)
+                logps = self._components.dialect.forward_logps(self._trainer(), forwarded)
                 recorded = None if logps is None else Block(logps)
         with self._components.errors.keeping():
-            batch = write_advantages(batch, rows, generated.fresh, of_tokens)
+            batch = write_advantages(batch, rows, generated.new_groups, of_tokens)
             keys = rows.takes(self._components.fields.stored_keys(batch))
-        return FreshBatch(
+        return ScoredBatch(
             batch=batch,
             given=given,
-            fetched=fetched,
+            on_cpu=on_cpu,
             rows=rows,
-            groups=generated.fresh,
+            groups=generated.new_groups,
             generations=generated.generations,
             refilled=generated.refilled,
-            rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size, of_tokens),
+            formula=AdvantageFormula(rows.columns, generated.scored, setup, rows.size, of_tokens),
             keys=keys,
             recorded=recorded,
             logps_known=recorded is not None or compat.OLD_LOGPS in batch,
         )
 
     def _train_on(
-        self, fresh: FreshBatch, agreed: Agreed[Decision], payload: Mapping[int, Group], started: float
+        self, scored: ScoredBatch, agreed: Agreed[Decision], payload: Mapping[int, Group], started: float
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
         if agreed.total["replaced"] and not self._components.settings.config.replay_dry_run:
             compat.tag_model(self._trainer(), TAG)
         if self.draws_again:  # whatever fails below: all ranks come to the next iteration
-            self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
+            self.template = IterationTemplate(scored.emptied(), self.tap.expected)
         try:
-            composed, placements = compose_batch(fresh, agreed.decision, payload, self._components)
-            candidates = collect(fresh, agreed.decision.candidates, self._components)
-            self.carry.collected(PendingGroups(fresh.groups, candidates), self._buffer.clock.update)
+            composed, placements = compose_batch(scored, agreed.decision, payload, self._components)
+            candidates = collect(scored, agreed.decision.candidates, self._components)
+            self.carry.collected(PendingGroups(scored.groups, candidates), self._buffer.clock.update)
             self.handshake.awaited = self._buffer.capacity > 0
-            waiting = [] if fresh.logps_known else [candidate for candidate in candidates if candidate.waits]
+            waiting = [] if scored.logps_known else [candidate for candidate in candidates if candidate.waits]
             share = padding(composed)
-            composed = self._expect(fresh, agreed, composed, waiting, placements)
+            composed = self._expect(scored, agreed, composed, waiting, placements)
             if self.template is not None:
                 self.template.expected = self.tap.expected
             self._totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
-            self._log(share, agreed.total, fresh, started)
+            self._log(share, agreed.total, scored, started)
             return composed
         except Exception as caught:
             self.handshake.awaited = False  # the loss gets a batch that need not go through the seam
             self.tap.expect_nothing()
             self._components.errors.keep(caught)
-            return self._sent(fresh.batch, fresh)
+            return self._sent(scored.batch, scored)
 
     def _expect(
         self,
-        fresh: FreshBatch,
+        scored: ScoredBatch,
         agreed: Agreed[Decision],
         composed: Batch,
         candidates: Sequence[Candidate],
         placements: Sequence[Placement],
     ) -> Batch:
         """The composed batch as the loss gets it: tokens counted, row ids added."""
-        plan, total, size = agreed.decision.plan, agreed.total, fresh.rows.size
+        plan, total, size = agreed.decision.plan, agreed.total, scored.rows.size
         factor = row_factor(total, size)
-        flags = row_flags(fresh.rows, plan, leaves_out=factor != 1.0)
+        flags = row_flags(scored.rows, plan, leaves_out=factor != 1.0)
         trainer = self._trainer()
         denominator = Denominator(compat.denominator(trainer), factor, compat.bonus_over_items(trainer))
         ids = self.tap.expect(flags, candidates, placements, denominator, composed["advantages"])
-        told = fresh.rows.told_items if denominator.kind == "items" else None
+        told = scored.rows.told_items if denominator.kind == "items" else None
         composed = {**count_items(composed, total, size, told), ROWS: ids}
-        return self._sent(composed, fresh, self.supply.placed)
+        return self._sent(composed, scored, self.supply.placed)
 
-    def _sent(self, batch: Batch, fresh: FreshBatch, placed: Placed | None = None) -> Batch:
+    def _sent(self, batch: Batch, scored: ScoredBatch, placed: Placed | None = None) -> Batch:
         """A batch that was composed of a fresh one, on the trainer's device, and with it what was placed there."""
         placed = Placed() if placed is None else placed
-        sent, placed.tensors = send_batch(batch, fresh.given, fresh.fetched, self._components.fields, placed.tensors)
+        sent, placed.tensors = send_batch(batch, scored.given, scored.on_cpu, self._components.fields, placed.tensors)
         return sent
 
-    def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, RowLayout]:
+    def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, SharedRows]:
         """Share the columns of `count` rows of this process and of the last batch's candidates, and whether the reward
         rule is another one. The candidates leave the carry here, and are returned: this step settles them."""
         self._forget_longer()
         rows = self._share_columns(batch, count, self.carry.pending)
         return self.carry.pop_candidates(), rows
 
-    def _share_columns(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
+    def _share_columns(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> SharedRows:
         rule = self._buffer.rule
         changes: list[str] = []
         with self._components.errors.keeping():
@@ -406,7 +406,7 @@ class Step:
             dropped += refused
         self._totals.reasons[f"an entry was dropped: {LONGER}={self._longest:.0f}"] += dropped
 
-    def _log(self, share: float, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
+    def _log(self, share: float, total: dict[str, float], scored: ScoredBatch, started: float) -> None:
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
         values = {"replay/padding": share}
@@ -416,7 +416,7 @@ class Step:
         if self.rounds is not None:
             values["replay/rounds"] = float(self.rounds.done)
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
-        self._reporting.log_groups({**total, **since}, fresh.rule.scored, fresh.groups, values)
+        self._reporting.log_groups({**total, **since}, scored.formula.scored, scored.groups, values)
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
         self._reporting.record({"replay/seconds": time.perf_counter() - started - generating})
 

@@ -14,10 +14,10 @@ from .. import compat
 from ..base.transfer import begin, send
 from ..batch.candidates import Block, Candidate, PendingGroups, Recorded, fill_missing, with_rewards
 from ..batch.compose import compose, cut, with_stored_fields
-from ..batch.group_view import AdvantageRule
+from ..batch.group_view import AdvantageFormula
 from ..data.plan import FRESH, Plan
 from ..data.types import PIXELS, Batch, Bools, FieldTable, Floats, Group, Groups, Ints, Placement
-from ..distributed.communicator import Decision, RowLayout
+from ..distributed.communicator import Decision, SharedRows
 from ..errors import ConfigurationError, SeamError
 from ..loss.supply import COMPOSED, EXCLUDED, ROWS, SILENT, WITHOUT_KL
 from ..loss.tap import TapState
@@ -25,19 +25,19 @@ from ..setup.settings import Components
 
 
 @dataclass(frozen=True, slots=True)
-class FreshBatch:
+class ScoredBatch:
     """A generation batch, of which no group will be generated again.
 
     Attributes:
         batch (`dict`): This process's rows as TRL returned them, texts on the CPU, with the advantages that a plugin
             gave them.
         given (`dict`): As TRL returned them, on its device.
-        fetched (`dict`): The copies of these on the CPU, which `batch` has where nothing was changed.
-        rows ([`RowLayout`]): Where they lie.
+        on_cpu (`dict`): The copies of these on the CPU, which `batch` has where nothing was changed.
+        rows ([`SharedRows`]): Where they lie.
         groups ([`Groups`]): The groups that the scope shares, with what a plugin made of their advantages.
         generations (`tuple[Groups, ...]`): The groups of all rounds of generation.
         refilled (`int`): How many of the groups are of further rounds.
-        rule ([`AdvantageRule`]): How TRL made advantages of its rewards.
+        formula ([`AdvantageFormula`]): How TRL made advantages of its rewards.
         keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
         recorded ([`Block`], *optional*): Log-probs that are stored without being seen by the loss (`replay_record`).
         logps_known (`bool`): Whether its log-probs are known before the loss sees its rows.
@@ -45,12 +45,12 @@ class FreshBatch:
 
     batch: Batch
     given: Batch
-    fetched: Batch
-    rows: RowLayout
+    on_cpu: Batch
+    rows: SharedRows
     groups: Groups
     generations: tuple[Groups, ...]
     refilled: int
-    rule: AdvantageRule
+    formula: AdvantageFormula
     keys: frozenset[str]
     recorded: Block | None
     logps_known: bool
@@ -60,7 +60,7 @@ class FreshBatch:
         """Number of groups of further rounds that took no slot."""
         return sum(len(groups) for groups in self.generations[1:]) - self.refilled
 
-    def emptied(self) -> FreshBatch:
+    def emptied(self) -> ScoredBatch:
         """The batch with every slot to be filled."""
         dead = np.ones(len(self.groups), bool)
         return replace(self, groups=replace(self.groups, dead=dead))
@@ -113,26 +113,26 @@ class IterationTemplate:
     """One generation batch, kept until the next one.
 
     Attributes:
-        fresh ([`FreshBatch`]): The batch before anything was exchanged, with all groups dead: a further iteration may
-            fill each slot.
+        scored ([`ScoredBatch`]): The batch before anything was exchanged, with all groups dead: a further iteration
+            may fill each slot.
         expected ([`TapState`]): What the tap does about the composed batch.
         micro_batches (`list`, *optional*): The composed batch as the trainer buffers it, once an iteration has begun.
         step (`int`, *optional*): The trainer's count of micro-batches when an iteration last began.
     """
 
-    fresh: FreshBatch
+    scored: ScoredBatch
     expected: TapState
     micro_batches: list[Any] | None = None
     step: int | None = None
 
 
-def write_advantages(batch: Batch, rows: RowLayout, groups: Groups, of_tokens: bool) -> Batch:
+def write_advantages(batch: Batch, rows: SharedRows, groups: Groups, of_tokens: bool) -> Batch:
     """The batch with what a plugin made of the advantages of this process's rows; values that it left keep their
     bits, and without any other the batch itself returns.
 
     Args:
         batch (`dict`): As TRL returned it.
-        rows ([`RowLayout`]): With the columns of the trainer's own.
+        rows ([`SharedRows`]): With the columns of the trainer's own.
         groups ([`Groups`]): As the plugin shaped them.
         of_tokens (`bool`): Whether each token has its own advantage.
     """
@@ -158,12 +158,12 @@ def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
 
 
 def compose_batch(
-    fresh: FreshBatch, decision: Decision, payload: Mapping[int, Group], components: Components
+    scored: ScoredBatch, decision: Decision, payload: Mapping[int, Group], components: Components
 ) -> tuple[Batch, list[Placement]]:
     """The batch that the plan describes; the fresh one itself where every row trains on itself.
 
     Args:
-        fresh ([`FreshBatch`]): The batch.
+        scored ([`ScoredBatch`]): The batch.
         decision ([`Decision`]): With the plan.
         payload (`Mapping[int, Group]`): What was drawn, by serial.
         components ([`Components`]): How to pad.
@@ -171,30 +171,30 @@ def compose_batch(
     Returns:
         The batch, and the placements of stored rows (not those of copies).
     """
-    rows, plan, fields, buffer = fresh.rows, decision.plan, components.fields, components.buffer
+    rows, plan, fields, buffer = scored.rows, decision.plan, components.fields, components.buffer
     replayed = rows.placements(decision, buffer.table, buffer.clock.update, payload)
-    batch, placements = with_stored_fields(fresh.batch, fields, replayed + _copies(fresh, plan, components))
+    batch, placements = with_stored_fields(scored.batch, fields, replayed + _copies(scored, plan, components))
     composed = compose(batch, fields, placements, components.loss.pad_to_multiple_of)
-    own = plan.column(buffer.table.row_advantage, fresh.groups.advantages)
+    own = plan.column(buffer.table.row_advantage, scored.groups.advantages)
     changed = rows.of_here(plan.advantages != own)
     return _with_advantages(composed, rows.of_here(plan.advantages), changed), replayed
 
 
-def _copies(fresh: FreshBatch, plan: Plan, components: Components) -> list[Placement]:
+def _copies(scored: ScoredBatch, plan: Plan, components: Components) -> list[Placement]:
     """This process's live groups that the plan copies into dead groups' slots."""
     slots = np.flatnonzero(plan.copied.any(axis=1))
     if not len(slots):
         return []
-    exchanges = fresh.rows.exchanges(slots.tolist(), plan.origin[slots, 0].tolist(), fresh.rows)
-    groups = cut(fresh.batch, components.fields.exact(), [one.source for one in exchanges])
+    exchanges = scored.rows.exchanges(slots.tolist(), plan.origin[slots, 0].tolist(), scored.rows)
+    groups = cut(scored.batch, components.fields.exact(), [one.source for one in exchanges])
     return [one.placement(group) for one, group in zip(exchanges, groups, strict=True)]
 
 
-def row_flags(rows: RowLayout, plan: Plan, leaves_out: bool) -> Ints:
+def row_flags(rows: SharedRows, plan: Plan, leaves_out: bool) -> Ints:
     """The second column of the batch key `ROWS`, `(B,)` int64.
 
     Args:
-        rows ([`RowLayout`]): Where rows lie.
+        rows ([`SharedRows`]): Where rows lie.
         plan ([`Plan`]): What they train on.
         leaves_out (`bool`): Whether masked rows are out of denominators.
     """
@@ -240,17 +240,17 @@ def count_items(batch: Batch, total: Mapping[str, float], size: int, told: int |
     return {**batch, "num_items_in_batch": torch.where(counted > 0, counted, items)}
 
 
-def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> list[Candidate]:
+def collect(scored: ScoredBatch, slots: Sequence[int], components: Components) -> list[Candidate]:
     """The live groups that are to be stored, as candidates: complete where their log-probs are known.
 
     Args:
-        fresh ([`FreshBatch`]): The batch.
+        scored ([`ScoredBatch`]): The batch.
         slots (`Sequence[int]`): Which groups.
         components ([`Components`]): How to cut each key, and the buffer, which numbers them.
     """
-    batch, fields, buffer = fresh.batch, components.fields, components.buffer
+    batch, fields, buffer = scored.batch, components.fields, components.buffer
     stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
-    local = {slot: fresh.rows.local(slot) for slot in slots}
+    local = {slot: scored.rows.local(slot) for slot in slots}
     groups = iter(cut(batch, fields, [rows for rows, _ in local.values() if rows.stop]))
     candidates = []
     numbers = buffer.take_serials(len(slots))
@@ -258,16 +258,16 @@ def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> 
         candidate = Candidate(
             serial=number,
             slot=slot,
-            group=with_rewards(next(groups), fresh.groups.rewards[slot, first:]) if rows.stop else None,
-            keys=fresh.rows.holds(stored, slot),
+            group=with_rewards(next(groups), scored.groups.rewards[slot, first:]) if rows.stop else None,
+            keys=scored.rows.holds(stored, slot),
             rows=rows,
             update=buffer.clock.update,
         )
         candidates.append(candidate)
         if candidate.group is None:
             continue
-        if fresh.recorded is not None:
-            candidate.records = [Recorded(fresh.recorded, row) for row in range(rows.start, rows.stop)]
+        if scored.recorded is not None:
+            candidate.records = [Recorded(scored.recorded, row) for row in range(rows.start, rows.stop)]
         elif not candidate.waits:
             fill_missing(candidate.group.tensors)
         if PIXELS in candidate.group.tensors:
@@ -279,7 +279,7 @@ def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> 
 def send_batch(
     batch: Batch,
     given: Batch,
-    fetched: Batch,
+    on_cpu: Batch,
     fields: FieldTable,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[Batch, dict[str, torch.Tensor]]:
@@ -288,7 +288,7 @@ def send_batch(
 
     Args:
         batch (`dict`): Its texts on the CPU.
-        given, fetched (`dict`): The fresh batch on the trainer's device and on the CPU.
+        given, on_cpu (`dict`): The fresh batch on the trainer's device and on the CPU.
         fields ([`FieldTable`]): The batch keys that are known.
         others (`Mapping[str, torch.Tensor]`): What goes up with it.
 
@@ -296,7 +296,7 @@ def send_batch(
         The batch, and `others`.
     """
     sent: Batch = {
-        key: given[key] if key in fetched and value is fetched[key] else value for key, value in batch.items()
+        key: given[key] if key in on_cpu and value is on_cpu[key] else value for key, value in batch.items()
     }
     device = given["prompt_ids"].device
     away = {

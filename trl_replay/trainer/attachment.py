@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from .. import compat
-from ..batch.layout import Layout
+from ..batch.layout import Dialect
 from ..built_in import ask_built_in
 from ..errors import AttachError, ConfigurationError
 from ..protocols import AttachedSession
@@ -79,17 +79,17 @@ def _make_session(trainer: Any, settings: Settings) -> Session:
     components = idle_components(settings)
     if settings.acts:
         compat.check_release()
-        layout = ask_built_in("make_layout", trainer)
-        if layout is None:
+        dialect = ask_built_in("make_dialect", trainer)
+        if dialect is None:
             compat.refuse_others(trainer)
-            layout = Layout()
-        compat.check_contract(trainer, layout.problems(trainer))
+            dialect = Dialect()
+        compat.check_contract(trainer, dialect.problems(trainer))
         settings = choose_scope_of(trainer, settings)
         components = assemble(trainer, settings, of_loss(trainer, settings))
-        components.layout = layout
+        components.dialect = dialect
         preflight(trainer, settings, components)
-        layout.check(trainer)
-        trial = try_model(trainer, layout.runs_model)
+        dialect.check(trainer)
+        trial = try_model(trainer, dialect.runs_model)
         components.loss.bounds.noise = trial.noise
         for text in misgivings(trainer, settings, components, trial):
             warnings.warn(text, stacklevel=3)

@@ -49,7 +49,7 @@ def _refuse_copies() -> NoReturn:
 
 def put_on(trainer: Any, session: AttachedSession) -> None:
     """Put the seam on: wrapped methods, and a callback."""
-    around = {**_AROUND, **session.components.layout.around}
+    around = {**_AROUND, **session.components.dialect.around}
     for name in session.seam:
         trainer.__dict__[name] = SeamFunction(trainer, name, session, around[name])
     trainer.__dict__[COPIED] = _refuse_copies
@@ -114,9 +114,9 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
             return stock(inputs)
         step.template = None
         batch = stock(step.begin(inputs))
-        scored = session.components.layout.incoming(trainer, batch)
+        scored = session.components.dialect.incoming(trainer, batch)
         composed = step.take(scored, lambda rows: _score_again(session, trainer, stock, rows))
-        return session.components.layout.outgoing(trainer, composed)
+        return session.components.dialect.outgoing(trainer, composed)
     finally:
         step.judge.rewards = None
 
@@ -124,7 +124,7 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
 def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """A further round of the batch at hand, with rewards of its own."""
     session.step.judge.rewards = []
-    return session.components.layout.incoming(trainer, stock(session.step.note_tasks(inputs)))
+    return session.components.dialect.incoming(trainer, stock(session.step.note_tasks(inputs)))
 
 
 def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

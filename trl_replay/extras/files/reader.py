@@ -190,7 +190,7 @@ def _text(content: Any) -> str:
     return "".join(part["text"] for part in content)
 
 
-Row = Mapping[str, Any]
+FileRow = Mapping[str, Any]
 TASK = "trl_replay_task"
 """Column of an export: the hash of the dataset's row."""
 TOKENIZER = "trl_replay_tokenizer"
@@ -289,7 +289,7 @@ class Reader:
         rng = np.random.default_rng(self._trainer.args.seed)
         gathered: dict[tuple[Any, ...], list[Rollout | None]] = {}
         for file, number, given in read_rows(source):
-            label = f"Row {number} of {file}"
+            label = f"FileRow {number} of {file}"
             row = self._checked(given, label)
             rows: list[Rollout | None] = []
             try:
@@ -301,7 +301,7 @@ class Reader:
                 self._tally.note(1, f"a row was refused: {reason}")
         return [group for rows in gathered.values() for group in self._groups(rows, incomplete, rng)]
 
-    def _checked(self, given: Any, label: str) -> Row:
+    def _checked(self, given: Any, label: str) -> FileRow:
         """The row, with ids in the columns for ids, and a prompt.
 
         Raises:
@@ -338,7 +338,7 @@ class Reader:
             )
         return row
 
-    def _rollout(self, row: Row, label: str, inputs: dict[str, Any], task: int) -> Rollout:
+    def _rollout(self, row: FileRow, label: str, inputs: dict[str, Any], task: int) -> Rollout:
         """The row as it is handed on.
 
         Raises:
@@ -380,7 +380,7 @@ class Reader:
             _flag(row, "masked", label), _flag(row, "forked", label),
         )  # fmt: skip
 
-    def _refuse_images_and_columns(self, row: Row, inputs: Row) -> None:
+    def _refuse_images_and_columns(self, row: FileRow, inputs: FileRow) -> None:
         """Refuse a row that lacks what the model or reward functions get from the dataset.
 
         Raises:
@@ -395,7 +395,7 @@ class Reader:
                 "row of that has its prompt: add the columns (null, if the functions read none)"
             )
 
-    def _rewards_of(self, row: Row, label: str) -> Floats | None:
+    def _rewards_of(self, row: FileRow, label: str) -> Floats | None:
         """`(functions,)`: of each function, or the one reward; NaN for None. None if the functions score it.
 
         Raises:
@@ -457,7 +457,7 @@ class FileTasks:
         self._columns = set() if compat.has_environments(trainer) else self._dataset.columns or set()
         self._needed = self._columns if tasks.columns is None else {"prompt", *tasks.columns}
 
-    def of(self, row: Row) -> tuple[dict[str, Any], int]:
+    def of(self, row: FileRow) -> tuple[dict[str, Any], int]:
         """Return the trainer's input for a row, and its task: the dataset's row that an export names; else the file's
         columns and, where it lacks some, those of the dataset's row with its prompt.
 
@@ -503,7 +503,7 @@ class FileTasks:
             return bool(self._dataset.size) and isinstance(self._dataset.row(0).get("prompt"), list)
         return False
 
-    def lacking(self, made: Row) -> list[str]:
+    def lacking(self, made: FileRow) -> list[str]:
         """Return the dataset's columns that an input lacks."""
         return sorted(self._columns - made.keys() - {*PROMPT_COLUMNS})
 
@@ -512,12 +512,12 @@ def _are_messages(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(message, Mapping) and "role" in message for message in value)
 
 
-def _of_prompt(row: Row) -> int:
+def _of_prompt(row: FileRow) -> int:
     return Tasks([]).key({"prompt": row.get("prompt")})
 
 
 def _numbers(
-    row: Row, name: str, label: str, limits: tuple[float, float], whole: bool = False, dimensions: int = 1
+    row: FileRow, name: str, label: str, limits: tuple[float, float], whole: bool = False, dimensions: int = 1
 ) -> Floats:
     """A column's numbers, `(n,)`, or its one number; NaN for null, except where they are whole.
 
@@ -537,18 +537,18 @@ def _numbers(
     return found
 
 
-def _reward(row: Row, name: str, label: str) -> Floats:
+def _reward(row: FileRow, name: str, label: str) -> Floats:
     """A reward or an advantage, `()`; NaN for None."""
     return _numbers(row, name, label, TOKENS[ADVANTAGES], dimensions=0)
 
 
-def _flag(row: Row, name: str, label: str) -> bool:
+def _flag(row: FileRow, name: str, label: str) -> bool:
     if row.get(name) not in (None, False, True):
         raise ReplayError(f"{label} has {name}={shown(row[name])}, which is neither true nor false.")
     return bool(row.get(name))
 
 
-def _token_values(row: Row, label: str, size: int) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]:
+def _token_values(row: FileRow, label: str, size: int) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]:
     """The mask of tokens that are trained on, and the token-level fields that a row has.
 
     Raises:

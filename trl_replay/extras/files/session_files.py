@@ -112,7 +112,7 @@ class Rollouts:
         batch = dict(batch)
         logps = batch.get(compat.OLD_LOGPS)
         if logps is None and computes:
-            logps = self._components.layout.forward_logps(self._trainer, batch)
+            logps = self._components.dialect.forward_logps(self._trainer, batch)
         if logps is None:
             logps = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
         batch[compat.OLD_LOGPS] = self._with_told(logps, compat.OLD_LOGPS)
@@ -206,10 +206,10 @@ class Files:
                 bar.update(len(piece))
         if not self._scores:
             for group in groups:
-                self._session.keep(group, [one.advantage for one in group], tally)
+                self._session.store(group, [one.advantage for one in group], tally)
         buffer.totals.add(tally, batches=0)
         count = len(set(buffer) - before)
-        buffer.rules.limiter.prefilled |= count > 0
+        buffer.policy.limiter.prefilled |= count > 0
         reasons += tally.reasons
         if trainer.accelerator.is_main_process and reasons and not count:
             warnings.warn(f"No group of {source_name(source)} was added: {'; '.join(reasons)}.", stacklevel=3)
@@ -296,13 +296,13 @@ class Files:
         try:
             with compat.unnoticed(trainer, {**rollouts.instead, compat.REWARDS: rewards}):
                 inputs = [copy.deepcopy(one.inputs) for one in rows]
-                scored = self._components.layout.incoming(
+                scored = self._components.dialect.incoming(
                     trainer, getattr(type(trainer), compat.SCORE)(trainer, inputs)
                 )
                 self._run(lambda: rollouts.check(scored))
                 batches: list[Batch] = []
                 self._run(lambda: batches.append(rollouts.complete(scored, computes)))
-                kept: Tally = session.step.keep(batches[0], choose)
+                kept: Tally = session.step.store(batches[0], choose)
                 return kept
         finally:
             tasks.of_rows, session.step.judge.rewards = before

@@ -320,7 +320,7 @@ class ReplayQueue:
     def _may_replay_waiting(self) -> bool:
         """Tell whether a stored group may be handed out because nothing else is there. A replay makes all waiting
         samples staler, so it uses the first half of `max_staleness`."""
-        may_wait = self._decides and not self._dry and not self._buffer.rules.draws_same_prompt
+        may_wait = self._decides and not self._dry and not self._buffer.policy.draws_same_prompt
         spent = 2 * (self._version - self._arrived_at + 1) > self._view.args.max_staleness
         return may_wait and not spent and not self._line and len(self._buffer) > 0
 

@@ -295,7 +295,7 @@ class AsyncSession:
             raise ReplayError(NOT_ATTACHED)
         return 0 if self.queue is None else self.files.add(source, incomplete, rescore)
 
-    def keep(self, rows: Sequence[Any], advantages: Sequence[float], tally: Tally) -> None:
+    def store(self, rows: Sequence[Any], advantages: Sequence[float], tally: Tally) -> None:
         """A group of another session's export enters the buffer.
 
         Args:

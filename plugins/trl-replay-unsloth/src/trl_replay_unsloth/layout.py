@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trl_replay import compat
-from trl_replay.batch.layout import Layout
+from trl_replay.batch.layout import Dialect
 from trl_replay.compat import LOAD, LOSS, PREPARE, REWARDS, SAVE, SCORE, SEAM
 from trl_replay.data.types import Batch
 
@@ -19,7 +19,7 @@ from .contract import left_packed
 from .layout_probe import check_layout
 
 
-class UnslothLayout(Layout):
+class UnslothDialect(Dialect):
     """Unsloth's."""
 
     runs_model = True
@@ -79,6 +79,6 @@ class UnslothLayout(Layout):
         return None if logps is None else left_packed(trainer, batch).unpack(logps.clone())
 
 
-def make_layout(trainer: Any) -> UnslothLayout | None:
+def make_dialect(trainer: Any) -> UnslothDialect | None:
     """Return the layout of Unsloth's trainer; None for others."""
-    return UnslothLayout() if contract.is_unsloth(trainer) else None
+    return UnslothDialect() if contract.is_unsloth(trainer) else None
