@@ -43,7 +43,13 @@ BROAD = "trainer/test_replayed_groups.py"
 ALSO = {
     "batch/compose.py": ("unit/test_groups_as_tensors.py", "unit/test_candidates.py"),
     "generation/prompts.py": ("unit/test_generation_reports.py",),
-    "generation/rounds.py": ("trainer/test_generation_rounds.py",),
+    "generation/rounds.py": ("trainer/test_generation_rounds.py", "trainer/test_dead_groups.py"),
+    "strategies/policies.py": (
+        "unit/test_evictors.py",
+        "unit/test_samplers.py",
+        "unit/test_scorers.py",
+        "unit/test_mixers.py",
+    ),
     "strategies/treatments.py": ("trainer/test_loss_denominator.py", "trainer/test_plan_hook.py"),
     "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": (
@@ -63,7 +69,7 @@ ALSO = {
         "distributed/test_generation_ranks.py",
     ),
     "step/training_batch.py": ("trainer/test_mixing.py", "trainer/test_loss_denominator.py"),
-    "generation/judge.py": ("trainer/test_generation_rounds.py",),
+    "batch/groups.py": ("unit/test_group_view.py", "unit/test_candidates.py", "trainer/test_dead_groups.py"),
     "buffer/replay_buffer.py": (
         "unit/test_evictors.py",
         "trainer/test_buffer_limits.py",

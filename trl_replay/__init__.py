@@ -18,7 +18,7 @@ from .hookspecs import hookimpl
 from .registry import register, unregister
 from .setup.config import ReplayConfig
 from .specs import CorrectionSpec, EvictorSpec, MixerSpec, Preset, SamplerSpec, ScorerSpec, SelectorSpec
-from .strategies.samplers import WeightedSampler
+from .strategies.policies import WeightedSampler
 
 if TYPE_CHECKING:
     from .buffer.replay_buffer import ReplayBuffer

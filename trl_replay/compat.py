@@ -12,29 +12,26 @@ import os
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from . import built_in
 from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
-from .data.types import Ints
+from .data.types import Batch, Ints
 from .errors import ContractError
-
-if TYPE_CHECKING:
-    import torch
-
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
 UNTESTED_VARIABLE = "TRL_REPLAY_ALLOW_UNTESTED_TRL"
@@ -918,3 +915,48 @@ def fingerprint(of_tokenizer: Any) -> str:
     """The hash of a tokenizer that no trainer has."""
     tokens = sorted(of_tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
+
+
+class Dialect:
+    """TRL's. Those of other trainers derive from it.
+
+    Attributes:
+        runs_model (`bool`): Whether an engine of its own runs the model, so that `attach` does not try it.
+        around (`Mapping[str, Callable]`): What stands around methods of its own, by name: called with the session,
+            the trainer, its method, and the arguments.
+    """
+
+    runs_model = False
+    around: Mapping[str, Callable[..., Any]] = {}
+
+    def problems(self, trainer: Any) -> list[str]:
+        """Return what the trainer lacks, beside TRL's contract: reasons of a `ContractError`."""
+        return []
+
+    def untested(self, trainer: Any) -> Iterable[str]:
+        """Return reasons to refuse the trainer."""
+        return ()
+
+    def check(self, trainer: Any) -> None:
+        """Try the trainer's loss; raise a `ContractError` if it is not the known one."""
+
+    def seam(self, trainer: Any, iterates: bool) -> list[str]:
+        """Return the names of the methods to wrap; `iterates`: with `replay_iterations="replay"`."""
+        entropy = [HIGH_ENTROPY] if chooses_by_entropy(trainer) else []
+        return [*SEAM, *entropy, *([PREPARE] if iterates else [])]
+
+    def incoming(self, trainer: Any, batch: Batch) -> Batch:
+        """Return a batch that the trainer scored as TRL lays it out."""
+        return batch
+
+    def outgoing(self, trainer: Any, batch: Batch) -> Batch:
+        """Return a composed batch as the trainer lays it out."""
+        return batch
+
+    def in_loss(self, trainer: Any, micro: Batch) -> Batch:
+        """Return the keys of a micro-batch that stock's loss reads in another layout."""
+        return {}
+
+    def forward_logps(self, trainer: Any, batch: Batch) -> torch.Tensor | None:
+        """Return log-probs of a batch in TRL's layout: `compat.forward_logps`."""
+        return forward_logps(trainer, batch)

@@ -11,12 +11,12 @@ import torch
 
 from . import compat
 from .base.files import counted
-from .batch.group_view import dead_by_function
+from .batch.groups import dead_by_function
 from .built_in import ask_built_in
 from .data.counters import DRY_RUN, JUDGED_BY, about, drop_zeros, metrics, own_metrics
 from .data.counters import log as put_into_log
 from .data.types import Groups
-from .generation.judge import doubt_of
+from .generation.rounds import doubt_of
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
 

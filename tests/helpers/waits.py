@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from trl import GRPOTrainer
 
 import trl_replay
-from trl_replay.base import transfer
+from trl_replay.base import progress as transfer
 
 PACKAGE = str(Path(trl_replay.__file__).parent)
 STOCK = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in ("trl", "transformers", "accelerate"))

@@ -10,8 +10,8 @@ from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay import built_in
-from trl_replay.batch.layout import Dialect
 from trl_replay.built_in import BUILT_IN
+from trl_replay.compat import Dialect
 from trl_replay.errors import ContractError
 from trl_replay.testing import make_trainer
 

@@ -12,7 +12,7 @@ from support import DEAD, HALF, LIVE, Rewards, weights_hash
 from transformers import TrainerCallback
 
 import trl_replay
-from trl_replay.batch import candidates
+from trl_replay.batch import groups as candidates
 from trl_replay.errors import ResultError
 from trl_replay.testing import make_trainer
 
@@ -64,19 +64,19 @@ def counted(folder, monkeypatch, pattern, **settings):
 def test_a_step_that_replays_waits_three_times_and_never_in_the_loss(tmp_path, monkeypatch, groups):
     """For what was scored, for what the correction gave, and to log; further copies were begun an update before."""
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD] * (groups // 3))
-    assert each.last(waits.WAIT) == {"base/transfer.py: wait": 3}
+    assert each.last(waits.WAIT) == {"base/progress.py: wait": 3}
     assert each.last(waits.LOSS) == {}
     assert each.last(waits.UP) == {}, "a copy from pageable memory waits"
-    assert each.last(waits.PINNED) == {"base/transfer.py: send": 3}, "the batch, row ids, and which rows are replayed"
-    assert each.last(waits.BEFORE) == {"base/transfer.py: wait": 1}, "the log-probs that the last loss recorded"
+    assert each.last(waits.PINNED) == {"base/progress.py: send": 3}, "the batch, row ids, and which rows are replayed"
+    assert each.last(waits.BEFORE) == {"base/progress.py: wait": 1}, "the log-probs that the last loss recorded"
     assert sum(each.last(waits.CALL).values()) <= 100
 
 
 def test_a_step_that_replays_nothing_waits_twice_and_computes_next_to_nothing_on_the_device(tmp_path, monkeypatch):
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, LIVE])
-    assert each.last(waits.WAIT) == {"base/transfer.py: wait": 2}
+    assert each.last(waits.WAIT) == {"base/progress.py: wait": 2}
     assert each.last(waits.LOSS) == each.last(waits.UP) == {}
-    assert each.last(waits.PINNED) == {"base/transfer.py: send": 1}
+    assert each.last(waits.PINNED) == {"base/progress.py: send": 1}
     assert sum(each.last(waits.CALL).values()) <= 12
 
 
@@ -98,7 +98,7 @@ def test_the_counter_sees_copies_to_the_device_and_what_waits(monkeypatch):
 
 def test_log_probs_that_are_recorded_by_a_forward_leave_with_the_batch(tmp_path, monkeypatch):
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD], replay_record="forward")
-    assert each.last(waits.BEFORE) == {"base/transfer.py: wait": 1}
+    assert each.last(waits.BEFORE) == {"base/progress.py: wait": 1}
     assert each.last(waits.LOSS) == each.last(waits.UP) == {}
 
 

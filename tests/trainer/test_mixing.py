@@ -215,7 +215,7 @@ def test_a_hook_reads_the_weighted_reward_of_a_file(tmp_path):
 
 def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path):
     from trl_replay import compat
-    from trl_replay.batch.group_view import AdvantageFormula, view
+    from trl_replay.batch.groups import AdvantageFormula, view
 
     setup = compat.RewardSetup(np.ones(1), "batch", "sum_then_normalize")
     scored = torch.tensor([[50.0], [60.0], [50.0], [60.0], [5.0], [5.001], [5.0], [5.0]])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trl_replay.batch.candidates import Candidate, PendingGroups, trainable_sums
+from trl_replay.batch.groups import Candidate, PendingGroups, trainable_sums
 from trl_replay.data.counters import Tally
 from trl_replay.data.types import Group
 from trl_replay.testing import make_groups

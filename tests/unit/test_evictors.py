@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trl_replay.buffer.replay_buffer import Store
 from trl_replay.registry import registry
-from trl_replay.strategies import evictors
+from trl_replay.strategies import policies as evictors
 from trl_replay.testing import make_context, make_table
 
 

@@ -6,7 +6,7 @@ import torch
 from trl.trainer.utils import nanstd
 
 from trl_replay import compat
-from trl_replay.batch.group_view import advantage_noise, bessel_std, blank, view, weighted_rewards
+from trl_replay.batch.groups import advantage_noise, bessel_std, blank, view, weighted_rewards
 from trl_replay.compat import RewardSetup
 
 EPS = 8 * float(np.finfo(np.float32).eps)

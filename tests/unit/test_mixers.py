@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from trl_replay.strategies.mixers import make_inject, whole
+from trl_replay.strategies.policies import make_inject
+from trl_replay.strategies.policies import whole_groups as whole
 from trl_replay.testing import make_context, make_groups, make_table
 
 STORED = np.array([[0.0, 1.0, 0.5, np.nan], [0.2, 0.0, 0.9, 0.1]])

@@ -7,7 +7,7 @@ from batches import EXTRA, KEYS, PAD, SIZE, make_batch
 from hypothesis import given, settings
 
 from trl_replay.batch.compose import compose, cut, take_rows
-from trl_replay.batch.group_view import blank
+from trl_replay.batch.groups import blank
 from trl_replay.data.types import NONE, FieldTable
 from trl_replay.distributed.communicator import Decision, SharedRows
 from trl_replay.step.decisions import planned

@@ -5,7 +5,7 @@ import pytest
 from chances import chi_square, frequencies
 
 from trl_replay.registry import registry
-from trl_replay.strategies import samplers
+from trl_replay.strategies import policies as samplers
 from trl_replay.testing import make_context, make_table
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from trl_replay import ConfigurationError, ReplayError
 from trl_replay.registry import registry
-from trl_replay.strategies import samplers, scorers
+from trl_replay.strategies import policies as samplers
+from trl_replay.strategies import policies as scorers
 from trl_replay.testing import (
     CorrectionContract,
     EvictorContract,
@@ -53,7 +54,7 @@ class TestProportionalFlat(SamplerContract):
 
 
 class TestPassRateOfHardGroups(ScorerContract):
-    strategy = staticmethod(scorers.make_pass_rate(threshold=0.9, target=0.0))
+    strategy = staticmethod(scorers.make_pass_rate_scorer(threshold=0.9, target=0.0))
 
 
 def marks(table, context):

@@ -3,7 +3,7 @@
 import torch
 import waits
 
-from trl_replay.base.transfer import send
+from trl_replay.base.progress import send
 
 SENT = {
     "whole": torch.arange(7),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from .. import compat
-from ..base.transfer import to_cpu
+from ..base.progress import to_cpu
 from ..data.types import (
     ADVANTAGES,
     IMAGE_LAYOUTS,

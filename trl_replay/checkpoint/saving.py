@@ -17,7 +17,7 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from .. import compat
-from ..batch.candidates import LONGER
+from ..batch.groups import LONGER
 from ..buffer.replay_buffer import OTHER_RULE
 from ..compat import checkpoint_folder
 from ..data.counters import Tally

@@ -17,9 +17,8 @@ from accelerate.utils import gather_object
 from numpy.typing import ArrayLike, NDArray
 
 from .. import compat
-from ..batch.candidates import PendingGroups
 from ..batch.compose import check, join, take_rows
-from ..batch.group_view import TOLD_ITEMS, blank, describe, with_environments
+from ..batch.groups import TOLD_ITEMS, PendingGroups, blank, describe, with_environments
 from ..data.counters import COUNTERS, Tally
 from ..data.plan import Plan
 from ..data.table import Table

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from ..base.progress import CheckLater, check_at_once
-from ..base.transfer import send, to_cpu
+from ..base.progress import CheckLater, check_at_once, send, to_cpu
 from ..batch.compose import loss_mask
 from ..compat import LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS, LossForm
 from ..data.counters import DRIFT, GATED, SEQUENCE_DRIFT, WEIGHTS

@@ -19,9 +19,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..base.progress import KeptErrors
-from ..base.transfer import send
-from ..batch.candidates import Block, Candidate, Recorded
+from ..base.progress import KeptErrors, send
+from ..batch.groups import Block, Candidate, Recorded
 from ..compat import (
     HIGH_ENTROPY,
     LOGPS,

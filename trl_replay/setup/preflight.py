@@ -16,8 +16,8 @@ from ..buffer.replay_buffer import slots_within
 from ..errors import RefusedError
 from ..loss.supply import Noise
 from ..strategies.corrections import LONG_ANSWER, ON_LONG_ANSWERS
+from ..strategies.policies import ALWAYS_SHARE
 from ..strategies.scopes import Scope
-from ..strategies.selectors import ALWAYS_SHARE
 from .settings import Components, Settings
 
 PROMPT, TOKENS, PADDING = 4, 64, 3

@@ -14,8 +14,8 @@ from .. import compat
 from ..base.files import in_json
 from ..base.progress import KeptErrors
 from ..base.validation import AUTO, STRATEGY_KINDS, Named, unusable
-from ..batch.layout import Dialect
 from ..buffer import ReplayBuffer
+from ..compat import Dialect
 from ..data.success import Success
 from ..data.tasks import Tasks
 from ..data.types import Corrected, FieldSpec, FieldTable, ReplayedRows

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch.candidates import Candidate, PendingGroups
-from ..batch.group_view import AdvantageFormula, least_size, teach_nothing
+from ..batch.groups import AdvantageFormula, Candidate, PendingGroups, least_size, teach_nothing
 from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally

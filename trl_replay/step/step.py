@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from .. import compat
-from ..batch.candidates import LONGER, Block, Candidate, PendingGroups, serials_of
 from ..batch.compose import padding
-from ..batch.group_view import AdvantageFormula
+from ..batch.groups import LONGER, AdvantageFormula, Block, Candidate, PendingGroups, serials_of
 from ..data.counters import SETTLED, Tally
 from ..data.types import Batch, Group, Groups, Placement, Row
 from ..distributed.communicator import Agreed, Communicator, Decision, RollCall, SharedRows
 from ..errors import ReplayError, SeamError
-from ..generation.judge import Judge, JudgedBatch
-from ..generation.rounds import Rounds, Score
+from ..generation.rounds import Judge, JudgedBatch, Rounds, Score
 from ..loss.supply import ROWS, Denominator, Placed, Supply
 from ..loss.tap import Handshake, Tap
 from ..reporting import Reporting

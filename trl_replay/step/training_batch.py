@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from .. import compat
-from ..base.transfer import begin, send
-from ..batch.candidates import Block, Candidate, PendingGroups, Recorded, fill_missing, with_rewards
+from ..base.progress import begin, send
 from ..batch.compose import compose, cut, with_stored_fields
-from ..batch.group_view import AdvantageFormula
+from ..batch.groups import AdvantageFormula, Block, Candidate, PendingGroups, Recorded, fill_missing, with_rewards
 from ..data.plan import FRESH, Plan
 from ..data.types import PIXELS, Batch, Bools, FieldTable, Floats, Group, Groups, Ints, Placement
 from ..distributed.communicator import Decision, SharedRows

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..hookspecs import hookimpl
 from ..specs import CorrectionSpec, EvictorSpec, MixerSpec, Preset, SamplerSpec, ScorerSpec, SelectorSpec, StrategySpec
-from . import corrections, evictors, mixers, samplers, scorers, selectors
+from . import corrections, policies
 
 
 def _given(strategy: Any) -> Callable[[], Any]:
@@ -49,38 +49,38 @@ class Builtin:
     @hookimpl
     def trl_replay_strategies(self) -> Iterator[StrategySpec]:
         """Yield every built-in strategy."""
-        yield ScorerSpec("advantage_std", _given(scorers.advantage_std), "sum of |advantage| times reward std")
-        yield ScorerSpec("reward_std", _given(scorers.reward_std), "standard deviation of the rewards")
-        yield ScorerSpec("mean_reward", _given(scorers.mean_reward), "mean reward")
-        yield ScorerSpec("pass_rate", scorers.make_pass_rate, "nearness of the pass rate to a target")
-        yield ScorerSpec("recency", _given(scorers.recency), "update at generation")
-        yield ScorerSpec("constant", _given(scorers.constant), "the same priority for all")
-        yield EvictorSpec("heap", _given(evictors.heap), "evicts the lowest score")
-        yield EvictorSpec("fifo", _given(evictors.fifo), "evicts the oldest group")
+        yield ScorerSpec("advantage_std", _given(policies.advantage_std), "sum of |advantage| times reward std")
+        yield ScorerSpec("reward_std", _given(policies.reward_std), "standard deviation of the rewards")
+        yield ScorerSpec("mean_reward", _given(policies.mean_reward), "mean reward")
+        yield ScorerSpec("pass_rate", policies.make_pass_rate_scorer, "nearness of the pass rate to a target")
+        yield ScorerSpec("recency", _given(policies.recency), "update at generation")
+        yield ScorerSpec("constant", _given(policies.constant), "the same priority for all")
+        yield EvictorSpec("heap", _given(policies.heap), "evicts the lowest score")
+        yield EvictorSpec("fifo", _given(policies.fifo), "evicts the oldest group")
         yield EvictorSpec(
             "prompt_balanced",
-            _given(evictors.prompt_balanced),
+            _given(policies.prompt_balanced),
             "evicts the oldest of the prompt with the most groups; then heap",
         )
-        yield EvictorSpec("reservoir", _given(evictors.reservoir), "keeps a uniform sample of all groups offered")
-        yield SamplerSpec("proportional", samplers.make_proportional, "drawn in proportion to score^alpha")
-        yield SamplerSpec("prompt_balanced", samplers.make_prompt_balanced, "score^alpha, shared by a prompt's groups")
-        yield SamplerSpec("uniform", _given(samplers.uniform), "drawn uniformly")
-        yield SamplerSpec("top", _given(samplers.top), "the highest scores")
-        yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
-        yield SamplerSpec("least_used", _given(samplers.least_used), "the fewest uses; ties at random")
-        yield SamplerSpec("same_prompt", samplers.SamePrompt, "entries of the slot's own prompt")
-        yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
-        yield SelectorSpec("low_std", selectors.make_low_std, "groups with a small reward deviation")
-        yield SelectorSpec("min_range", selectors.make_min_range, "groups with nearly equal rewards")
-        yield SelectorSpec("min_nontrivial", selectors.make_min_nontrivial, "groups with few rewards off the mean")
+        yield EvictorSpec("reservoir", _given(policies.reservoir), "keeps a uniform sample of all groups offered")
+        yield SamplerSpec("proportional", policies.make_proportional, "drawn in proportion to score^alpha")
+        yield SamplerSpec("prompt_balanced", policies.make_prompt_balanced, "score^alpha, shared by a prompt's groups")
+        yield SamplerSpec("uniform", _given(policies.uniform), "drawn uniformly")
+        yield SamplerSpec("top", _given(policies.top), "the highest scores")
+        yield SamplerSpec("newest", _given(policies.newest), "the newest groups")
+        yield SamplerSpec("least_used", _given(policies.least_used), "the fewest uses; ties at random")
+        yield SamplerSpec("same_prompt", policies.SamePrompt, "entries of the slot's own prompt")
+        yield SelectorSpec("zero_std", _given(policies.zero_std), "the dead groups")
+        yield SelectorSpec("low_std", policies.make_low_std, "groups with a small reward deviation")
+        yield SelectorSpec("min_range", policies.make_min_range, "groups with nearly equal rewards")
+        yield SelectorSpec("min_nontrivial", policies.make_min_nontrivial, "groups with few rewards off the mean")
         yield SelectorSpec(
-            "top_p_variance", selectors.make_top_p_variance, "all but those with the share p of the variance"
+            "top_p_variance", policies.make_top_p_variance, "all but those with the share p of the variance"
         )
-        yield SelectorSpec("pass_rate", selectors.make_pass_rate, "groups that are too hard or too easy")
-        yield SelectorSpec("always", selectors.make_always, "a fixed share of every batch")
-        yield MixerSpec("whole", _given(mixers.whole), "a stored group replaces the whole slot")
-        yield MixerSpec("inject", mixers.make_inject, "the best stored rows replace the worst fresh ones")
+        yield SelectorSpec("pass_rate", policies.make_pass_rate_selector, "groups that are too hard or too easy")
+        yield SelectorSpec("always", policies.make_always, "a fixed share of every batch")
+        yield MixerSpec("whole", _given(policies.whole_groups), "a stored group replaces the whole slot")
+        yield MixerSpec("inject", policies.make_inject, "the best stored rows replace the worst fresh ones")
         yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the behavior policy")
         yield CorrectionSpec("truncated", corrections.make_truncated, "on-policy loss weighted by min(ratio, cap)")
         yield CorrectionSpec("sequence_mask", corrections.make_sequence_mask, "ratio; far off-policy rows are masked")

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from .. import compat
-from ..batch.layout import Dialect
 from ..built_in import ask_built_in
+from ..compat import Dialect
 from ..errors import AttachError, ConfigurationError
 from ..protocols import AttachedSession
 from ..session import Session

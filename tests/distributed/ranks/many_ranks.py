@@ -12,7 +12,7 @@ from one_rank import own
 from patterns import LOST, PATTERNS, SLOW, modelless, play, random_pattern
 from scripted import build, run, uneven
 
-from trl_replay.strategies.scorers import advantage_std
+from trl_replay.strategies.policies import advantage_std
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 TIMEOUT = 120

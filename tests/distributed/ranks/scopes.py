@@ -14,7 +14,7 @@ from support import Act
 import trl_replay
 from trl_replay.buffer.replay_buffer import OTHER_RULE, ReplayBuffer
 from trl_replay.strategies.corrections import ratio
-from trl_replay.strategies.scorers import advantage_std
+from trl_replay.strategies.policies import advantage_std
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LAYOUTS = {  # per number of processes: (rows of a process, num_generations), whole groups first and then straddling

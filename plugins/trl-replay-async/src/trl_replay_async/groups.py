@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from trl_replay import compat
-from trl_replay.batch.candidates import trainable_sums, with_rewards
+from trl_replay.batch.groups import trainable_sums, with_rewards
 from trl_replay.data.rewards import have_equal_rewards, is_rounding_error
 from trl_replay.data.tasks import Tasks, encoded, hashed
 from trl_replay.data.types import Floats, Group, Groups, Ints

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from trl_replay import compat
-from trl_replay.batch.layout import Dialect
-from trl_replay.compat import LOAD, LOSS, PREPARE, REWARDS, SAVE, SCORE, SEAM
+from trl_replay.compat import LOAD, LOSS, PREPARE, REWARDS, SAVE, SCORE, SEAM, Dialect
 from trl_replay.data.types import Batch
 
 from . import contract, loss

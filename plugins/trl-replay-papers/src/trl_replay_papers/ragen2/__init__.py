@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trl_replay import Context, Groups, Preset, hookimpl
-from trl_replay.strategies.selectors import make_top_p_variance
+from trl_replay.strategies.policies import make_top_p_variance
 
 from ..cards import text_of
 
