@@ -38,7 +38,7 @@ MODULES = (
     "trainer/attachment.py", "trainer/seam.py", "session.py", "data/plan.py", "strategies/treatments.py",
 )  # fmt: skip
 """What `make mutants` damages."""
-BROAD = "trainer/test_replayed_groups.py"
+BROAD = "trainer/test_any_settings.py"
 """What runs for every module, after the files that are named after it."""
 ALSO = {
     "batch/compose.py": ("unit/test_groups_as_tensors.py", "unit/test_candidates.py"),
@@ -75,6 +75,7 @@ ALSO = {
         "trainer/test_buffer_limits.py",
         "trainer/test_step_decisions.py",
         "unit/test_replay_buffer.py",
+        "unit/test_store.py",
         "unit/test_rate_limiter.py",
     ),
     "loss/supply.py": (

@@ -40,10 +40,6 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return behavior, one
     if name in ("none", *SHIFTS):
         return new, one
-    if name == "per":
-        std = 3**-0.5  # of two right among four; TRL divides by 1e-4 more than it, and than the others' 0.5
-        chance = (2 * std / (std + 1e-4)) / (1.5 * 0.5 / (0.5 + 1e-4))
-        return behavior, one * (chance**-0.5 if 0.8 < abs(advantage) < 0.9 else 1.0)
     if name == "truncated":
         return new, torch.minimum(r, one * 2.0)
     if name == "sequence_mask":

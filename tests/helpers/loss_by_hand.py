@@ -83,7 +83,6 @@ def differentiable_loss(
     rows: list[Row],
     items: int | None = None,
     aux: Any = 0.0,
-    whole: bool = False,
     count: float | None = None,
     beside: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
@@ -94,7 +93,6 @@ def differentiable_loss(
         rows: All rows of the micro-batch that count.
         items: Trained tokens of the generation batch; None: those of the rows.
         aux: The routers' auxiliary loss.
-        whole: The rows are those of all micro-batches of an update, and so is the loss.
         count: What a mean over rows is divided by; None: the number of rows.
         beside: Entropies of rows that do not count, but for the quantile of all.
     """
@@ -110,7 +108,7 @@ def differentiable_loss(
             entropies = entropies + (row.entropy * keep).sum()
             kept_tokens += float(keep.sum())
         sums.append(row_loss(trainer, kind, row, keep) if length else 0.0)
-    steps = 1 if whole else trainer.current_gradient_accumulation_steps
+    steps = trainer.current_gradient_accumulation_steps
     if kind in ("grpo", "sapo"):
         total = sum(value / max(length, 1) for value, length in zip(sums, lengths, strict=True)) / count / steps
     elif kind == "bnpo":
@@ -120,7 +118,7 @@ def differentiable_loss(
     elif kind in ("luspo", "gmpo"):
         total = sum(sums) / count / steps
     else:
-        window = 1 if SCALES_BY_BATCH or whole else steps / args.steps_per_generation
+        window = 1 if SCALES_BY_BATCH else steps / args.steps_per_generation
         total = sum(sums) / (max(sum(lengths) if items is None else items, 1) * window)
     if setting(args, "entropy_coef") or setting(args, "use_adaptive_entropy"):
         total = total - trainer.applied_entropy_coef * entropies / max(kept_tokens, 1) / steps
@@ -145,10 +143,11 @@ def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> torch.Ten
     if kind == "gmpo":
         return -geometric_mean(args, log_ratio, row.advantage).exp() * row.advantage
     loss = token_losses(args, kind, ratio, log_ratio, weights, row)
-    if args.off_policy_mask_threshold is not None and row.advantage < 0:
+    if args.off_policy_mask_threshold is not None:
         sampler = old if row.sampling is None else row.sampling.double()
         sampler = torch.where(sampler.isnan(), old, sampler)  # vLLM could not tell: as the policy of that time
-        loss = loss * float((sampler - new.detach()).mean() <= args.off_policy_mask_threshold)
+        is_near = (sampler - new.detach()).mean() <= args.off_policy_mask_threshold
+        loss = torch.where((torch.as_tensor(row.advantage) >= 0) | is_near, loss, 0.0)
     loss = loss * keep
     if row.sampler_ratio is not None and kind != "vespo":
         loss = loss * row.sampler_ratio.double()

@@ -10,30 +10,13 @@ import functools
 import numpy as np
 import pytest
 import torch
-from corrected import CORRECTIONS, MASKED, PROXIMAL, TOPR_BY_TOKEN, TWO_LOSSES
+from corrected import PROXIMAL, TOPR_BY_TOKEN, TWO_LOSSES
 from credit import CREDITED, Credit, followed
-from replaying import CORRECTED as SCRIPT
 from replaying import build, check_batches, check_losses, replayed_signal, train_corrected
-from scenarios import CORRECTED, FORMS, OTHERS, Scenario, follow, train
+from scenarios import Scenario, follow, train
 from support import DEAD, LIVE, Rewards, Spy
 
 import trl_replay
-from trl_replay.registry import registry
-
-
-def test_every_correction_has_its_form():
-    offers = registry().strategies("correction")
-    known = {spec.name for plugin, spec in offers if plugin.name == "builtin"}
-    assert known == {*FORMS, *OTHERS} - {MASKED, PROXIMAL} == {*CORRECTIONS, "per"}
-
-
-@pytest.mark.parametrize("name", CORRECTED)
-def test_the_trainers_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
-    trainer, session = follow(tmp_path, name)
-    assert session.totals.counters["replaced"] == 4
-    if MASKED in name:
-        kept = replayed_signal(trainer).ne(0)
-        assert 0 < int(kept.sum()) < len(kept), "the limits are such that some is masked and some is not"
 
 
 @pytest.mark.parametrize("settings", [{"replay_correction": "truncated"}, {"replay_max_weight": 1.05}])
@@ -111,11 +94,6 @@ def test_per_weighs_against_the_samplers_preferences(tmp_path):
             weights += [1.0 if update == 0 else (signal / 0.75) ** -beta] * 4
         expected = torch.tensor(weights) * after["advantages"]
         torch.testing.assert_close(loss["inputs"]["advantages"].sort().values, expected.sort().values)
-
-
-def test_per_takes_a_third_partys_weighted_sampler(tmp_path):
-    sampler = trl_replay.WeightedSampler(lambda table, context: 1.0 / (1 + table.uses))
-    train(tmp_path, *SCRIPT, replay_correction="per", replay_sampler=sampler)
 
 
 def test_the_proximal_policy_is_that_of_the_first_forward(tmp_path):

@@ -10,21 +10,13 @@ from datasets import concatenate_datasets
 from image_rows import assert_same_images, by_row
 from methods import INJECTED, SCRIPT
 from replaying import build
-from scenarios import MIXED, Scenario, compared, follow, train
+from scenarios import Scenario, compared, follow, train
 from support import DEAD, HALF, LIVE, Rewards, plugin, shaping
 
 import trl_replay
 from trl_replay.errors import ResultError
 from trl_replay.step.decisions import shaped
 from trl_replay.testing import make_groups, make_trainer
-
-
-@pytest.mark.parametrize("name", MIXED)
-def test_74_rows_advantages_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
-    """With every loss type: in test_gradients_by_hand.py."""
-    _, session = follow(tmp_path, name)
-    assert session.totals.counters["lost"] == 0, "the forward shows every row's log-probs"
-    assert session.totals.counters["stored"] > 8, "live groups are stored though their rows are displaced"
 
 
 def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path):
@@ -127,14 +119,6 @@ def test_a_plugin_that_chooses_the_groups_is_named(tmp_path):
         train(tmp_path, *SCRIPT, hooks={"select": lambda groups: None}, max_steps=2)
 
 
-def test_163_a_selector_of_live_groups_starves_no_buffer(tmp_path):
-    """Whole groups take the places of live ones, which are stored all the same."""
-    with pytest.warns(UserWarning, match="adds one forward"):
-        run = train(tmp_path, [LIVE, HALF, DEAD], replay_selector="always(share=1.0)", max_steps=6)
-    assert run.counters["replaced"] > 6, "live groups, too"
-    assert (run.counters["stored"], run.counters["lost"]) == (2 * 6, 0)
-
-
 def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path):
     run = train(tmp_path, *SCRIPT, max_steps=6, **{**INJECTED, "replay_record": "loss"})
     assert sum(run.logged("replay/lost")) == run.counters["lost"] > 2
@@ -143,7 +127,7 @@ def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path
 @pytest.mark.parametrize(
     "rule", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}], ids=str
 )
-@pytest.mark.parametrize("mode", ["auto", "joint", "split"])
+@pytest.mark.parametrize("mode", ["joint", "split"])
 @pytest.mark.parametrize("others", [DEAD, [0.1, 0.1, 0.1, 0.101]], ids=["dead", "nearly dead"])
 def test_72_in_a_dead_batch_stored_rows_have_the_deviation_of_what_is_trained_on(tmp_path, others, mode, rule):
     """A batch has N rows, so that no advantage by TRL's rule is larger than the root of N."""
@@ -161,18 +145,6 @@ def test_advantages_that_trls_rules_do_not_explain_are_not_computed_anew(tmp_pat
     with pytest.raises(trl_replay.SeamError, match="Use replay_advantages='stored', or shape them in a plugin"):
         train(tmp_path, *SCRIPT, **INJECTED, **DOUBLING)
     assert train(tmp_path, *SCRIPT, **INJECTED, **DOUBLING, replay_advantages="stored").counters["rows"] > 0
-
-
-def test_corrections_and_gates_see_stored_rows_only(tmp_path):
-    seen = []
-
-    def noting(rows, context):
-        seen.append(len(rows.ages))
-        assert (rows.ages > 0).all()
-        return trl_replay.Corrected(rows.behavior_logps)
-
-    run = train(tmp_path, *SCRIPT, **INJECTED, replay_correction=noting, max_steps=6)
-    assert sum(seen) == run.counters["rows"] > 0
 
 
 def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path):

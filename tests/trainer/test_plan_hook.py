@@ -12,7 +12,7 @@ from support import DEAD, HALF, LIVE, Rewards, plugin, scoring
 
 from trl_replay import hookimpl
 from trl_replay.errors import HookError, ResultError
-from trl_replay.loss.supply import EXCLUDED, ROWS, SILENT, WITHOUT_KL
+from trl_replay.loss.supply import EXCLUDED, ROWS, WITHOUT_KL
 
 pytestmark = pytest.mark.usefixtures("all_metrics")
 
@@ -40,21 +40,6 @@ def by_hand(folder, plan, settings=None, **replay):
     with plugin(plan=plan):
         trainer, session = follow(folder, Scenario(training, {"replay_plugins": "mine", **replay}, SCRIPT))
     return session, trainer.watch
-
-
-@pytest.mark.generates
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo"])
-def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_denominator(tmp_path, loss):
-    def mask(plan, groups, table):
-        plan.masked |= plan.column(table.row_length, groups.lengths) % 3 == 0
-
-    session, watch = by_hand(tmp_path, mask, {"loss_type": loss})
-    lengths = [out["completion_mask"].sum(dim=1) for _, out in watch.steps]
-    for of_step, flags in zip(lengths, flags_of(watch.steps), strict=True):
-        masked = [bool(flag & EXCLUDED and flag & SILENT) for flag in flags]
-        assert masked == [int(length) % 3 == 0 for length in of_step]
-    assert session.metrics["replay/masked_rows_fraction"] > 0
-    assert not session.buffer.table.row_masked.any(), "what a plan masks is stored as it was generated"
 
 
 @pytest.mark.parametrize("way", ["masked", "silent", "advantages"])
@@ -124,22 +109,6 @@ def test_the_plugin_of_the_page_that_copies_the_best_group(tmp_path):
     assert session.metrics["replay/dead_fraction_after"] == 0.0
 
 
-def test_silent_rows_count_in_the_denominator_and_changed_advantages_are_trained_on_and_not_stored(tmp_path):
-    def plan(plan):
-        plan.silent[:, 0] = True
-        plan.advantages = plan.advantages * 0.5
-
-    run = train(tmp_path, *SCRIPT, hooks={"plan": plan}, max_steps=5, loss_type="grpo")
-    stored = run.table.row_advantage
-    for before, after in run.steps:
-        flags = after[ROWS][:, 1].view(3, 4)
-        assert (flags[:, 0] & (SILENT | EXCLUDED)).tolist() == [SILENT] * 3
-        fresh = after[ROWS][:, 0] >= 0
-        assert torch.allclose(after["advantages"][fresh], before["advantages"][fresh] * 0.5)
-        for advantages in after["advantages"].view(3, 4)[~fresh.view(3, 4).any(dim=1)]:
-            assert min(abs(stored * 0.5 - advantages.numpy()).max(axis=1)) < 1e-6
-
-
 def edit(**columns):
     """A plugin's function that writes columns."""
 
@@ -197,22 +166,6 @@ def test_a_copy_of_masked_rows_stays_masked_too(tmp_path):
         train(tmp_path, *SCRIPT, max_steps=2, replay_plugins=["mine", "masking"])  # the last one is called first
 
 
-def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it(tmp_path):
-    seen = []
-
-    def plan(plan, groups):
-        plan.masked[:, 1] = True
-        seen.append(plan)
-
-    excluding = {"replay_unfilled": "exclude", "replay_buffer_size": 0}
-    run = train(tmp_path, *SCRIPT, hooks={"plan": plan}, replaced=0, **excluding)
-    for edited, flags in zip(seen, flags_of(run.steps), strict=True):
-        dead = edited.masked.all(axis=1)
-        assert dead.any(), "the setting has come after the plugin"
-        assert [bool(flag & EXCLUDED) for flag in flags] == edited.masked.ravel().tolist()
-    assert run.counters["excluded"] > 0
-
-
 def test_142_a_setting_runs_after_a_plugin_that_asks_to_be_last(tmp_path):
     seen = []
 
@@ -262,7 +215,3 @@ def test_with_an_advantage_for_each_token_a_plan_masks_rows_and_changes_none(tmp
     assert run.session.metrics["replay/masked_rows_fraction"] == 1.0
     with pytest.raises(ResultError, match="has per-token advantages"):
         train(tmp_path, *SCRIPT, hooks={"plan": edit(advantages=lambda plan: plan.advantages * 2)}, **settings)
-
-
-def test_batches_losses_and_gradients_are_those_by_hand_with_a_plugin_that_edits_nothing(tmp_path):
-    by_hand(tmp_path, lambda plan: None)

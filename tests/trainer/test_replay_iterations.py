@@ -3,50 +3,28 @@
 import pytest
 import resuming
 import torch
-from releases import since
 from replaying import ITERATED as SCRIPT
 from replaying import ITERATING as REPLAY
 from replaying import Checked, build, check_losses, watched
-from scenarios import ENTROPY, FURTHER, KL, OF_REFERENCE, REFERRED, RIGHT, follow, train
-from support import DEAD, HALF, LIVE, Rewards, Spy
+from scenarios import KL, train
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.errors import RefusedError
-from trl_replay.loss.supply import EXCLUDED, ROWS, SILENT
+from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_trainer
 
 pytestmark = pytest.mark.usefixtures("all_metrics")
 
-NEWER = (("dapo, 0.37", since("1.10.0", "an entropy bonus that is a mean over the tokens it acts on")),
-         ("entropy bonus", since("1.8.0", "the entropy bonus")))  # fmt: skip
 
-
-def marked(name):
-    return pytest.param(name, marks=[mark for words, mark in NEWER if words in name][:1])
-
-
-@pytest.mark.parametrize("name", [marked(name) for name in (*FURTHER, *ENTROPY)])
-def test_78_loss_and_gradient_of_every_iteration_are_those_by_hand_with(tmp_path, name):
-    follow(tmp_path, name)
-
-
-@pytest.mark.parametrize("name", OF_REFERENCE)
-def test_the_kl_term_counts_of_the_rows_that_are_asked_for(tmp_path, name):
-    _, session = follow(tmp_path, name)
-    stored = session.entry(int(session.buffer.table.serial[0]))
-    assert "ref_per_token_logps" in session.buffer.load(stored.serial).keys
+RIGHT = [1.0, 1.0, 1.0, 1.0]
+REFERRED = ([LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE], [RIGHT, HALF, DEAD])
 
 
 def referred(folder, **settings):
     """A trainer with a reference model."""
     defaults = {"beta": 0.3, "num_iterations": 2, "max_steps": 10, "trainer_class": Checked}
     return make_trainer(folder, Rewards(*REFERRED), **{**defaults, **settings})
-
-
-def test_79_a_copy_of_a_live_group_has_its_reference_log_probs(tmp_path):
-    settings = {"beta": 0.3, "max_steps": 2, "replay_kl": "fresh", "replay_unfilled": "intra_batch"}
-    first = train(tmp_path, [LIVE, DEAD, HALF], **settings).logged("kl")[0]
-    assert first == pytest.approx(0.0, abs=1e-7), "the policy is the reference model before the first update"
 
 
 def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_trains(tmp_path):
@@ -62,12 +40,6 @@ def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_train
     trainer.train()
     check_losses(trainer)
     assert session.totals.counters["iterated"] > 0
-
-
-def test_all_wrong_groups_stay_fresh_where_their_kl_counts(tmp_path):
-    """All-right groups are replaced."""
-    run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE], beta=0.1, replay_kl="all_wrong")
-    assert whole_slots(run) == [[False] * 3, [False, True, False], [False, True, False], [False, True, False]]
 
 
 def whole_slots(run):
@@ -98,19 +70,6 @@ def batches_drawn(session):
     iterate = session.step.iterate
     session.step.iterate = lambda template: drawn.append(iterate(template)) or drawn[-1]
     return drawn
-
-
-def test_a_batch_of_a_further_iteration_holds_distinct_stored_groups_and_empty_slots(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), num_iterations=2, max_steps=4)
-    drawn = batches_drawn(trl_replay.attach(trainer, **REPLAY))
-    trainer.train()
-    for batch, groups in zip(drawn, (1, 2), strict=True):  # live groups so far: each may stand in a batch once
-        stored = batch[ROWS][:, 0] < 0
-        assert int(stored.sum()) == 4 * groups
-        empty = (batch[ROWS][:, 1] & (SILENT | EXCLUDED)) == SILENT | EXCLUDED
-        assert torch.equal(empty, ~stored)
-        assert int(batch["num_items_in_batch"]) == int(batch["completion_mask"][stored].sum())
-        assert len(set(map(tuple, batch["completion_ids"][stored].tolist()))) == 4 * groups
 
 
 def test_generated_groups_are_counted_once_a_generation(tmp_path):
@@ -195,22 +154,14 @@ def test_what_does_not_go_together_is_refused_at_attach(tmp_path, trainer, setti
         trl_replay.attach(made, **{**REPLAY, **settings})
 
 
-@pytest.mark.parametrize("kl", ["all", "fresh", "all_wrong"])
-def test_a_replayed_row_stands_beside_the_reference_log_probs_of_its_own_tokens(tmp_path, kl):
-    """Whoever reads them: an override, a log. The tap alone takes rows out of the KL term."""
-    run = train(
-        tmp_path, [LIVE, HALF, LIVE], [DEAD, LIVE, RIGHT], [RIGHT, DEAD, DEAD], max_steps=4, beta=0.1, replay_kl=kl,
-        learning_rate=1e-2, trainer_class=Spy,
-    )  # fmt: skip
-    trainer, rows = run.trainer, 0
-    for _, out in run.steps:
-        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
-        mask = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
-        width = out["completion_ids"].size(1)
-        with torch.no_grad():
-            own = type(trainer)._get_per_token_logps_and_entropies(trainer, trainer.ref_model, ids, mask, width)[0]
-        off = (own - out["ref_per_token_logps"]).abs() * out["completion_mask"]
-        replayed = out[ROWS][:, 0] < 0
-        rows += int(replayed.sum())
-        assert off.max() < 1e-4
-    assert rows >= 8
+def test_least_used_uses_each_of_a_files_groups_as_often_as_any_other(tmp_path):
+    """A second run: one generation batch, whose later iterations are drawn from what an earlier run left."""
+    rows = [
+        {"prompt": f"{group}=", "completion": str(row), "reward": float(row == 0)}
+        for group in range(8)
+        for row in range(4)
+    ]
+    settings = {"replay_sampler": "least_used", "replay_iterations": "replay", "replay_buffer_size": 8}
+    run = train(tmp_path, [DEAD] * 3, file=rows, replaced=0, num_iterations=10, max_steps=10, **settings)
+    assert run.counters["iterated"] == 27
+    assert sorted(run.table.uses.tolist()) == [3, 3, 3, 3, 3, 4, 4, 4]

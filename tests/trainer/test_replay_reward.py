@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scenarios import Scenario, follow, train
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -27,32 +27,6 @@ def accurate(folder, *accuracy, **settings):
 
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
-
-
-def test_groups_are_dead_by_the_function_that_counts_and_advantages_stay_trls(tmp_path):
-    by_sum = accurate(tmp_path / "sum", *SCRIPT, replay_reward=None, replaced=0)
-    assert by_sum.counters["dead"] == 0, "the sum always differs"
-    run = accurate(tmp_path / "accuracy", *SCRIPT)
-    assert run.counters["dead"] == 1 + 2 * 3
-    assert run.replayed[0] == 0
-    assert sum(run.replayed) > 3
-    before, after = run.steps[0]
-    assert (before["advantages"] == after["advantages"]).all(), "a dead group that nothing fills trains as in stock"
-    assert set(run.table.reward_mean.round(3).tolist()) <= {0.25, 0.5}, "of accuracy alone"
-    assert (run.table.row_reward < run.table.row_total).all()
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}]
-)
-def test_the_loss_of_what_is_replayed_is_the_one_by_hand(tmp_path, settings):
-    scenario = Scenario(
-        {"max_steps": 6, **settings}, {"replay_reward": "accuracy"}, {"length": [[SPREAD] * 3], "accuracy": SCRIPT}
-    )
-    _, session = follow(tmp_path, scenario)
-    assert session.totals.counters["replaced"] > 2
-
-
 OVERLONG = {"advantages": lambda groups: np.where(groups.lengths > 5, np.nan, groups.advantages)}
 """A mask of rows above a length, as in docs/hooks.md."""
 
@@ -69,21 +43,6 @@ def test_109_a_plugin_that_shapes_advantages_brings_no_dead_group_to_life(tmp_pa
 def test_109_signs_of_groups_that_are_alike_by_the_function_train(tmp_path):
     run = accurate(tmp_path, [DEAD, DEAD, LIVE], max_steps=2, replaced=0, replay_preset="sign_advantage")
     assert run.counters["dead"] == 0
-
-
-def test_109_a_mixed_group_that_is_alike_by_the_function_stays_fresh(tmp_path):
-    settings = {"prompts": ["1=", "2=", "3="], "max_steps": 6, "replay_sampler": "same_prompt", "replaced": 0}
-    run = accurate(tmp_path, [LIVE] * 3, [[1.0] * 4] * 3, replay_mixer=successes, **settings)
-    assert run.reasons["a mixed group would have been dead"] > 0
-
-
-def successes(table, drawn, slots, context):
-    """A stored success for the first row of each slot."""
-    taken = np.full(slots.advantages.shape, -1)
-    for slot, entry in enumerate(drawn[:, 0].tolist()):
-        if entry >= 0:
-            taken[slot, 0] = int(table.row_reward[entry].argmax())
-    return taken
 
 
 @pytest.mark.parametrize("value", [0.7, 100.1])

@@ -3,22 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from replaying import Checked, replay
-from scenarios import Scenario, follow, train
-from support import (
-    DEAD,
-    HALF,
-    LIVE,
-    WINDOW,
-    Interrupt,
-    Rewards,
-    Spy,
-    plugin_class,
-    real_tokens,
-    record,
-    rollout_of,
-    scoring,
-)
+from scenarios import train
+from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, plugin_class, real_tokens, record, scoring
 
 import trl_replay
 from trl_replay.loss.tap import ROWS
@@ -32,40 +18,6 @@ ONE_LIVE = [LIVE, DEAD, DEAD]
 
 def replayed_slots(out):
     return (out[ROWS][:, 0].view(-1, 4) < 0).all(dim=1).nonzero().flatten().tolist()
-
-
-def test_1_exactly_the_live_groups_enter_and_exactly_the_dead_ones_leave(tmp_path):
-    scenario = Scenario({"max_steps": 2}, {"replay_sampler": "newest"}, ([DEAD, LIVE, HALF], [LIVE, DEAD, DEAD]))
-    trainer, session = follow(tmp_path, scenario)
-    watch = trainer.watch
-    assert watch.origin == {0: (0, 1), 1: (0, 2), 2: (1, 0)}, "by serial, the batch and its live group"
-    assert session.buffer.table.serial.tolist() == [0, 1, 2]
-    assert watch.slots == [[], [(1, 1), (2, 0)]], "the dead slots of each batch, and which serial took them"
-
-
-def test_2_and_34_of_equal_scores_the_newest_stay(tmp_path):
-    groups = 50
-    run = train(
-        tmp_path, [LIVE] * groups, replaced=0, prompts=["1=", "2=", "3=", "4=", "5="], learning_rate=0.0,
-        per_device_train_batch_size=4 * groups, max_completion_length=2, replay_evictor="heap",
-        replay_scorer="constant",
-    )  # fmt: skip
-    assert sorted(run.table.serial.tolist()) == list(range(200 - 64, 200))
-
-
-@pytest.mark.parametrize("multiple", [None, 4])
-def test_4_and_27_longer_replayed_rows_widen_the_batch_and_nothing_is_cut(tmp_path, multiple):
-    prompts = ["123+456=", "12345678=", "1=", "1=", "2=", "3="]
-    rewards = Rewards([DEAD, LIVE, HALF], ALL_DEAD)
-    trainer = make_trainer(tmp_path, rewards, prompts, Checked, max_steps=2, pad_to_multiple_of=multiple)
-    trainer.rollout_func = rollout_of([3] * 4 + [9, 2, 5, 1] + [7] * 4, [2] * 12, ends=False)
-    _, watch = replay(trainer, replay_sampler="newest")
-    before, after = watch.steps[1]
-    assert watch.slots[1] == [(0, 1), (1, 0)], "one of the narrowest prompt, and one of the widest"
-    for key in ("prompt_ids", "completion_ids"):
-        assert after[key].size(1) == (12 if multiple else 9) > before[key].size(1)
-    assert bool((after["prompt_mask"].diff(dim=1) >= 0).all()), "prompts are padded on the left"
-    assert set(after["prompt_ids"][after["prompt_mask"] == 0].tolist()) == {trainer.processing_class.pad_token_id}
 
 
 def test_6_and_32_replayed_rows_keep_the_log_probs_of_their_first_forward_and_fresh_rows_have_a_ratio_of_one(tmp_path):
@@ -152,24 +104,6 @@ def test_11_and_12_an_entry_is_a_copy_of_few_bytes_that_neither_changes_nor_grow
     assert set(sizes[1:]) == {session.buffer.nbytes}
     tokens = len(expected[0][0]) + sum(len(completion) for _, completion in expected)
     assert session.buffer.table.nbytes[0] <= 5 * tokens + 96, "the prompt once, a byte an id"
-
-
-def test_16_the_token_count_follows_the_exchange(tmp_path):
-    """In every scenario; here some exchange changes the count."""
-    steps = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], max_steps=6).steps
-    counts = [(before["num_items_in_batch"], after["num_items_in_batch"]) for before, after in steps]
-    assert all(before.dtype == after.dtype for before, after in counts)
-    assert any(before != after for before, after in counts)
-
-
-def test_21_nothing_is_replayed_in_the_update_that_made_it(tmp_path):
-    run = train(tmp_path, ONE_LIVE, max_steps=3, gradient_accumulation_steps=4, steps_per_generation=1)
-    assert len(run.steps) == 12, "four generation batches an update"
-    for number, (_, after) in enumerate(run.steps):
-        groups = [str(real_tokens(after, slot)) for slot in range(3)]
-        assert len(set(groups)) == 3, "no group twice in one batch"
-        assert number >= 4 or replayed_slots(after) == []
-    assert run.session.metrics["replay/age_mean"] >= 1
 
 
 def test_36_a_second_train_out_of_phase_drops_late_candidates_and_keeps_ages_right(tmp_path):

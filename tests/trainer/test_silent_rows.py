@@ -19,15 +19,6 @@ NOTHING_TRAINS = "a group counted as dead though its rewards differ: no row with
 truncated = partial(train, mask_truncated_completions=True, rollout=truncating(), max_steps=3)
 
 
-def test_62_a_row_without_a_trained_token_has_no_log_prob_and_is_injected_nowhere(tmp_path):
-    run = truncated(tmp_path, ALL_HALF, ALL_DEAD, **INJECT)
-    tokens = tokens_of_replayed(run.steps)
-    assert len(tokens) == 6, "one row for each dead group"
-    assert min(tokens) > 0
-    assert np.isnan(run.table.row_logp).tolist() == [[True, False, True, False]] * 3
-    assert run.table.row_trains.tolist() == [[False, True, False, True]] * 3
-
-
 def rows(*chosen):
     """A mixer that does not look at what the rows train."""
 
@@ -51,14 +42,6 @@ def test_62_a_mixer_that_chooses_such_a_row_is_named_and_the_fresh_row_stays(tmp
     run = truncated(tmp_path, ALL_HALF, ALL_DEAD, replaced=0, **{**INJECT, **settings})
     assert tokens_of_replayed(run.steps) == []
     assert run.reasons[f"{name} chose a stored row that trains nothing: the fresh row stays"] == 6
-
-
-def test_62_a_group_that_is_replayed_whole_keeps_its_truncated_rows(tmp_path):
-    run = truncated(tmp_path, ALL_HALF, ALL_DEAD)
-    assert run.replayed == [0, 3, 3]
-    for _, after in run.steps[1:]:
-        tokens = after["completion_mask"].sum(dim=1).view(3, 4)
-        assert (tokens > 0).tolist() == [[False, True, False, True]] * 3
 
 
 UNTRAINED = {

@@ -2,10 +2,9 @@
 
 import pytest
 from scenarios import train
-from support import DEAD, HALF, LIVE, Rewards, record, replayed
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
-from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 
@@ -16,25 +15,6 @@ def test_a_dry_run_measures_and_changes_nothing(tmp_path):
     assert session.metrics["replay/replaced_fraction"] == pytest.approx(2 / 3)
     assert session.metrics["replay/dead_fraction_after"] == 0.0
     assert "replay/ratio_mean" not in session.metrics, "nothing went through the loss"
-
-
-@pytest.mark.parametrize(("layout", "stored"), [({}, 0), ({"num_iterations": 2}, 1)])
-def test_a_displaced_live_group_is_stored_only_where_stocks_log_probs_are_known(tmp_path, layout, stored):
-    settings = {"replay_selector": "always(share=1.0)", "replay_record": "loss"}
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD, HALF, DEAD]), max_steps=4, **layout)
-    session = trl_replay.attach(trainer, **settings)
-    steps = record(session)
-    trainer.train()
-    assert replayed(steps)[1] == 1
-    slot = int((steps[1][1][ROWS][:, 0] < 0).nonzero()[0]) // 4
-    assert slot == 0, "dead groups are replaced before live ones"
-    session.buffer.clear()
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE, LIVE, LIVE], [HALF, HALF, HALF]), max_steps=2 * (1 + stored), **layout
-    )
-    session = trl_replay.attach(trainer, **settings)
-    trainer.train()
-    assert len(session.buffer) == 3 + 3 * stored
 
 
 ONE_PROMPT = {"prompts": ["1+1="], "per_device_train_batch_size": 4}
@@ -51,43 +31,6 @@ def test_a_solved_prompts_entries_leave_and_it_is_not_stored_again(tmp_path):
     told = run.session.explain()
     assert "1 x an entry left: its prompt was solved (replay_retire_passes)" in told
     assert "1 x a group was refused: its prompt is solved (replay_retire_passes)" in told
-
-
-def test_a_candidate_of_a_prompt_that_is_solved_meanwhile_is_refused(tmp_path):
-    solved = [1.0, 1.0, 1.0, 1.0]
-    run = train(tmp_path, [LIVE], [solved], [DEAD], replaced=0, max_steps=3, replay_retire_passes=4, **ONE_PROMPT)
-    assert len(run.table) == 0
-    assert run.counters["refused"] == 1
-
-
-def test_a_full_buffer_keeps_every_prompt(tmp_path):
-    """One prompt's group is live in the first batch only, the other's in all: by score alone it is crowded out."""
-    first, often = [1.0, 0, 0, 0], [1.0, 1.0, 0, 0]
-    kept = {}
-    for evictor in ("heap", "prompt_balanced"):
-        trainer = make_trainer(
-            tmp_path / evictor, by_prompt({"1+1=": [first, DEAD], "2+2=": [often]}), prompts=["1+1=", "2+2="],
-            max_steps=8, per_device_train_batch_size=8,
-        )  # fmt: skip
-        session = trl_replay.attach(trainer, replay_evictor=evictor, replay_buffer_size=4)
-        trainer.train()
-        kept[evictor] = sorted(session.buffer.table.peers.tolist())
-    assert kept == {"heap": [4, 4, 4, 4], "prompt_balanced": [1, 3, 3, 3]}
-
-
-def by_prompt(scripts):
-    """A reward function with a script for each prompt, whose last rewards go on for ever."""
-    calls = dict.fromkeys(scripts, 0)
-
-    def scripted(prompts, **kwargs):
-        rewards = []
-        for prompt in prompts[::4]:
-            script = scripts[prompt]
-            rewards += script[min(calls[prompt], len(script) - 1)]
-            calls[prompt] += 1
-        return rewards
-
-    return scripted
 
 
 @pytest.mark.parametrize("sampler", ["proportional", "prompt_balanced", "uniform"])

@@ -8,9 +8,8 @@ import torch
 from credit import CREDITED as SCRIPT
 from credit import Credit
 from methods import INJECTED
-from releases import since
 from replaying import build, replay
-from scenarios import OF_TOKENS, follow, train
+from scenarios import train
 from support import COLUMN, DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 
 import trl_replay
@@ -20,27 +19,11 @@ from trl_replay.testing import make_trainer
 pytestmark = pytest.mark.usefixtures("all_metrics")
 
 SEQUENCE = {"importance_sampling_level": "sequence"}
-LUSPO = "an advantage for each token: luspo, sequence level, beta"
-NEWER = {LUSPO: since("1.14.0", "a KL term of luspo that leaves padding out")}
 
 
 def shares(*of_places):
     """A trainer with these shares of a row's advantage, by place."""
     return type("Of", (Credit,), {"shares": torch.tensor(of_places * (32 // len(of_places)))})
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=NEWER.get(name, ())) for name in OF_TOKENS])
-def test_loss_and_gradient_are_those_by_hand_with(tmp_path, name):
-    trainer, _ = follow(tmp_path, name)
-    assert {loss["inputs"][ADVANTAGES].dim() for loss in trainer.losses} == {2}
-
-
-def test_copies_have_the_advantages_of_their_tokens(tmp_path):
-    chosen = {"replay_unfilled": "intra_batch", "replay_max_fraction": 0.4}
-    _, after = train(tmp_path, *SCRIPT, trainer_class=Credit, **chosen).steps[0]
-    size = [group.abs().sum() for group in (after[ADVANTAGES] * after["completion_mask"]).view(3, 4, -1)]
-    assert size[1] in (size[0], size[2])
-    assert size[1] > 0
 
 
 def test_rows_of_one_sign_get_one_weight_at_sequence_level_and_rows_of_both_are_refused(tmp_path):

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from scenarios import Scenario, follow, of_loss
+from scenarios import Scenario, follow
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
@@ -14,12 +14,6 @@ FIELDS = {field.name for field in dataclasses.fields(GRPOConfig)} - {
 }
 ENTROPY = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0, "entropy_coef_delta": 0.5}
 TABLE = {
-    "temperature": {"temperature": 0.7},
-    "a temperature above 1, beta": {"temperature": 1.5, "beta": 0.1},
-    "a temperature at sequence level": {
-        "temperature": 0.7, "loss_type": "grpo", "importance_sampling_level": "sequence",
-    },
-    **{f"temperature, {loss}": {"temperature": 0.7, **of_loss(loss)} for loss in ("cispo", "luspo", "sapo", "vespo")},
     "top_k": {"top_k": 5},
     "top_p": {"top_p": 0.8},
     "min_p": {"min_p": 0.1},

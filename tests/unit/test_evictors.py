@@ -36,14 +36,6 @@ def survivors(evictor, scores, capacity, trials):
     return counts
 
 
-def test_evictors_rank_by_their_column():
-    table = make_table([3.0, 1.0, 2.0], tag=[0.2, 0.9, 0.5], serial=[7, 8, 9])
-    context = make_context(table)
-    np.testing.assert_array_equal(evictors.heap(table, context), [3, 1, 2])
-    np.testing.assert_array_equal(evictors.fifo(table, context), [7, 8, 9])
-    np.testing.assert_array_equal(evictors.reservoir(table, context), [0.2, 0.9, 0.5])
-
-
 @pytest.mark.parametrize("batch", [1, 3, 7, 100])
 def test_34_two_hundred_equal_scores_through_a_heap_of_64_leave_the_newest_64(batch):
     buffer = fill(64, evictors.heap, [1.0] * 200, batch)

@@ -9,10 +9,9 @@ from trl_replay.testing import make_context, make_groups, make_table
 STORED = np.array([[0.0, 1.0, 0.5, np.nan], [0.2, 0.0, 0.9, 0.1]])
 
 
-def injected(fresh, drawn, rows, masked=None):
+def injected(fresh, drawn, rows):
     """The rows of one slot after `inject`."""
-    columns = {"row_rewards": STORED[:, :, None], "row_masked": np.zeros((2, 4), bool) if masked is None else masked}
-    table = make_table([1.0, 1.0], **columns)
+    table = make_table([1.0, 1.0], row_rewards=STORED[:, :, None])
     context = make_context(table)
     return make_inject(rows)(table, np.array([drawn]), make_groups([fresh]), context)[0].tolist()
 
@@ -25,12 +24,6 @@ def test_the_best_stored_rows_take_the_places_of_the_worst_fresh_ones():
 def test_never_that_of_a_better_one_and_no_row_that_nobody_scored():
     assert injected([0.95, 0.95, 0.95, 0.95], [0, 1], rows=2) == [1, -1, -1, -1]
     assert injected([0.0] * 4, [0, -1], rows=4) == [1, 2, 0, -1], "of four, one has no reward"
-
-
-def test_no_row_that_trains_nothing():
-    masked = np.zeros((2, 4), bool)
-    masked[0, 1] = True
-    assert injected([0.0] * 4, [0, 1], rows=1, masked=masked) == [6, -1, -1, -1]
 
 
 def test_a_whole_group_takes_its_slot_row_by_row():

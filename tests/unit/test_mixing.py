@@ -95,17 +95,3 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
                 source = batches[entry // GROUPS]
                 expected = row_of(source, entry % GROUPS * SIZE + number % SIZE)
             assert_same_row(row_of(composed, row), expected)
-
-
-def test_a_plan_tells_whole_slots_and_keeps_fresh_rows_where_it_is_told_to():
-    groups = make_groups([[0.0] * SIZE] * 3)
-    drawn = np.array([[0, 1], [2, -1], [3, -1]])
-    mixed = planned(groups, table_of(4), drawn, np.array([[0, 3, -1], [0, -1, -1], [0, 1, 2]]), "auto")
-    plan = mixed.plan
-    assert plan.is_whole.tolist() == [False, False, True]
-    assert mixed.computed.tolist() == [True, True, False]
-    plan.keep_fresh(np.array([[True] * SIZE, [False] * SIZE, [False] * SIZE]))
-    assert plan.unfilled.tolist() == [True, False, False]
-    assert plan.source[0].tolist() == list(range(SIZE))
-    assert [entry for entry, _ in plan.drawn()] == [2, 3]
-    assert plan.take(np.array([2])).is_whole.all()

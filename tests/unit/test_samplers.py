@@ -24,16 +24,6 @@ def test_samplers_draw_in_proportion_to_their_weights(sampler, weights):
     assert chi_square(frequencies(sampler, table, 8_000), expected) < 16.27, "p < 0.001 with 3 degrees of freedom"
 
 
-def test_top_takes_the_highest_scores_and_of_equals_the_newer():
-    table = make_table([1.0, 5.0, 3.0, 3.0], serial=[0, 1, 2, 3])
-    assert samplers.top(table, 3, make_context(table)).tolist() == [1, 3, 2]
-
-
-def test_newest_takes_the_highest_serials_newest_first():
-    table = make_table([1.0, 1.0, 1.0], serial=[5, 9, 7])
-    assert samplers.newest(table, 2, make_context(table)).tolist() == [1, 2]
-
-
 @pytest.mark.parametrize(("size", "count", "draws"), [(7, 3, 10), (5, 5, 4), (12, 1, 30), (64, 3, 156)])
 def test_least_used_goes_through_the_buffer_in_passes(size, count, draws):
     table = make_table([1.0] * size)

@@ -1,0 +1,379 @@
+"""What replay must decide, by a list of groups and settings: who enters, is drawn and leaves, and which rows train.
+
+No decision of the product is read but the draws of a strategy that draws at random.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from advantages_by_hand import mixed_advantages, normalized_sums
+from replaying import Watch
+
+from trl_replay.session import Session
+
+SIZE, SLOTS = 4, 3
+ALWAYS = 10**9
+SCORES = {
+    "advantage_std": lambda rewards, advantages, update: np.abs(advantages).sum() * std(rewards),
+    "reward_std": lambda rewards, advantages, update: std(rewards),
+    "mean_reward": lambda rewards, advantages, update: np.nanmean(rewards),
+    "recency": lambda rewards, advantages, update: update + 1.0,
+    "constant": lambda rewards, advantages, update: 1.0,
+}
+
+
+def std(rewards: Any) -> float:
+    return float(np.std(rewards[~np.isnan(rewards)], ddof=1))
+
+
+def shaped(advantages: Any, update: int) -> Any:
+    """What a plugin makes of the advantages of three groups: at odd updates the second one is dead, and the third one
+    never is."""
+    return advantages * np.array([[2.0], [1.0 - update % 2], [2.0]]) + np.array([[0.0], [0.0], [0.4]])
+
+
+@dataclass
+class Entry:
+    """A stored group; rewards of each row by each function, and the one that counts."""
+
+    serial: int
+    slot: int
+    update: int
+    rewards: Any
+    total: Any
+    trains: Any
+    score: float
+    uses: int = 0
+
+
+class Naive:
+    """Follows a training batch by batch: compares what happened with what had to happen, and tells the watch which
+    rows train and with which advantages.
+
+    Args:
+        session: That of the training.
+        watch: Of it.
+        script: Rewards of each function, batch by batch.
+        replay: The settings of replay.
+        plugin: What it edits: "advantages", "plan", or nothing.
+    """
+
+    def __init__(self, session: Session, watch: Watch, script: Any, replay: dict[str, Any], plugin: str = "") -> None:
+        self.session, self.watch, self.plugin = session, watch, plugin
+        self.script = np.array(script, float)  # (functions, batches, slots, size)
+        trainer = session.trainer
+        self.weights = trainer.reward_weights.double().numpy()
+        self.policy = trainer.reward_weights.tolist(), trainer.scale_rewards, trainer.multi_objective_aggregation
+        self.replay = replay
+        self.as_trl = plugin != "advantages"  # advantages are those of TRL's rule
+        self.entries, self.waiting = [], []
+        self.trained = []  # per step, (rows,) advantages of the fresh rows as the plugin left them
+        self.masked = []  # per step, (rows,) fresh rows that the plugin masks
+        self.failed = []  # per step, (rows,) those that no function has scored, which are masked once stored
+        self.factors = []  # per step, (rows,) what the plugin multiplies advantages by in the plan
+        self.counts = dict.fromkeys(("stored", "replaced", "rows", "evicted", "retired", "iterated"), 0)
+        watch.after_step = self.advance
+        watch.advantages = self.advantages
+        watch.is_all_wrong = lambda row: self.is_all_wrong(row // SIZE)
+        watch.without_kl = {*range(0, SLOTS * SIZE, SIZE)} if plugin == "plan" else set()
+
+    def same(self, what: str, found: Any, expected: Any) -> None:
+        assert found == expected, f"batch {len(self.trained) - 1}: {what} {found}, by hand {expected}"
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        return self.replay.get(f"replay_{name}", default)
+
+    def advance(self, generated: bool) -> None:
+        """A batch was composed: for a generation batch, or for a further iteration."""
+        watch, update = self.watch, self.watch.updates[-1]
+        if generated:
+            number = min(len(self.trained) - watch.iterations, self.script.shape[1] - 1)
+            self.rewards = self.script[:, number].transpose(1, 2, 0)  # (slots, size, functions)
+            self.total = np.where(
+                np.isnan(self.rewards).all(2), np.nan, np.nansum(self.rewards * self.weights, axis=2)
+            )
+            if self.setting("reward"):
+                self.total = self.rewards[..., 0]
+            self.look()
+        else:
+            for kept in (self.trained, self.masked, self.failed):
+                kept.append(kept[watch.generated])
+        solved = self.solved() if generated else np.zeros(SLOTS, bool)
+        self.settle(update, solved)
+        self.check_draws(update, generated)
+        self.check_table()
+        if generated:
+            self.collect(update, solved)
+            self.copies = self.check_copies()
+        if generated or self.drawn:
+            watch.out.append(self.flags(update, generated))
+            halved = [self.plugin == "plan" and (generated or slot in self.filled) for slot in range(SLOTS)]
+            self.factors.append(np.repeat(np.where(halved, 0.5, 1.0), SIZE))
+        else:
+            for kept in (watch.out, self.factors):
+                kept.append(kept[watch.generated])
+
+    def look(self) -> None:
+        """Judges the fresh groups."""
+        before = self.watch.steps[-1][0]
+        advantages = before["advantages"].double().numpy().reshape(SLOTS * SIZE, -1)
+        mask = (before["completion_mask"] * before.get("tool_mask", 1)).numpy()
+        self.trains = mask.any(axis=1).reshape(SLOTS, SIZE)
+        if advantages.shape[1] == mask.shape[1] > 1:  # one a token: their mean size stands for them
+            advantages = (np.abs(advantages) * mask).sum(axis=1) / np.maximum(mask.sum(axis=1), 1)
+            self.watch.advantages = None
+            self.as_trl = False
+        own = advantages.reshape(SLOTS, SIZE)
+        masked = np.zeros((SLOTS, SIZE), bool)
+        if self.plugin == "advantages":
+            masked[:, -1] = self.plugin_masks(self.watch.updates[-1])
+            own = np.where(masked, 0.0, shaped(own, self.watch.updates[-1]) if not self.setting("mixer") else own * 2)
+        trains = self.trains & ~masked
+        equal = self.as_trl & (np.ptp(own, axis=1) < 1e-3)
+        self.dead = equal | ~((np.abs(own) > 1e-3) & trains).any(axis=1)
+        if self.setting("reward"):
+            alike = np.ptp(self.total, axis=1) == 0
+            if self.plugin == "advantages":
+                alike &= np.where(trains, own, -9).max(axis=1) != np.where(trains, own, 9).min(axis=1)
+            self.dead |= alike
+        self.own = own
+        self.trained.append(own.ravel())
+        self.masked.append(masked.ravel())
+        failed = np.isnan(self.total)
+        self.failed.append((failed & ~failed.all(axis=1, keepdims=True)).ravel())
+
+    def plugin_masks(self, update: int) -> bool:
+        """Whether the plugin masks a row of each group; not where rows are mixed."""
+        return update % 2 == 1 and not self.setting("mixer")
+
+    def passes(self) -> Any:
+        """Which rows pass, `(slots, size)`."""
+        return self.total >= 0.5
+
+    def solved(self) -> Any:
+        """Prompts, which are those of the slots, that the batch solves, `(slots,)`."""
+        return self.passes().sum(axis=1) >= self.setting("retire_passes", ALWAYS)
+
+    def settle(self, update: int, solved: Any) -> None:
+        """Entries leave whose prompt is solved or whose time is over, and the last batch's groups enter."""
+        left = [entry for entry in self.entries if not solved[entry.slot]]
+        self.counts["retired"] += len(self.entries) - len(left)
+        left = [
+            entry
+            for entry in left
+            if update - entry.update <= self.setting("max_age", ALWAYS)
+            and entry.uses < self.setting("max_uses", ALWAYS)
+        ]
+        new = [entry for entry in self.waiting if not solved[entry.slot]]
+        self.waiting = []
+        there = left + new
+        over = max(len(there) - self.setting("buffer_size", 64), 0)
+        held = set(self.session.buffer)
+        if self.setting("evictor") == "reservoir":
+            kept = [entry for entry in there if entry.serial in held]
+            self.same("so many stay:", len(kept), len(there) - over)
+        else:
+            kept = sorted(sorted(there, key=lambda entry: self.rank(entry, there))[over:], key=lambda one: one.serial)
+        self.same("stored are", sorted(held), [entry.serial for entry in kept])
+        stored = sum(entry.serial in held for entry in new)
+        self.counts["stored"] += stored
+        self.counts["evicted"] += over - (len(new) - stored)
+        self.entries = kept
+
+    def check_table(self) -> None:
+        """Each entry's score and number of uses before this batch, and its age."""
+        table = self.session.buffer.table
+        rows = table.rows_of([entry.serial for entry in self.entries])
+        self.same("generated at", table.update[rows].tolist(), [entry.update for entry in self.entries])
+        self.same("used", table.uses[rows].tolist(), [entry.uses for entry in self.entries])
+        np.testing.assert_allclose(table.score[rows], [entry.score for entry in self.entries], rtol=1e-4, atol=1e-4)
+
+    def rank(self, entry: Entry, there: list[Entry]) -> Any:
+        newer = sum(other.slot == entry.slot and other.serial > entry.serial for other in there)
+        score = round(entry.score, 4)
+        of_evictor = {"heap": (score,), "fifo": (), "prompt_balanced": (-newer, score)}
+        return (*of_evictor[self.setting("evictor")], entry.serial)
+
+    def replaceable(self) -> list[int]:
+        """Slots that may be filled, in order."""
+        by_deviation = sorted(range(SLOTS), key=lambda slot: (not self.dead[slot], self.deviations()[slot]))
+        selector, _, share = self.setting("selector", "zero_std").partition("(share=")
+        slots = [slot for slot in range(SLOTS) if self.dead[slot]]
+        if selector == "always":
+            slots = by_deviation[: int(float(share[:-1]) * SLOTS + 1e-9)]
+        if self.setting("kl") == "all_wrong":
+            slots = [slot for slot in slots if not self.is_all_wrong(slot)]
+        return slots
+
+    def deviations(self) -> list[float]:
+        return [round(std(rewards), 6) if (~np.isnan(rewards)).sum() > 1 else 0.0 for rewards in self.total]
+
+    def is_all_wrong(self, slot: int) -> bool:
+        """Tells whether it is a dead group in which no row passes, and some row was scored."""
+        scored = ~np.isnan(self.total[slot])
+        return bool(self.dead[slot] and scored.any() and not self.passes()[slot].any())
+
+    def check_draws(self, update: int, generated: bool) -> None:
+        """What was put into which slots is what had to be."""
+        taken = self.watch.taken[-1] if generated or self.composed_anew() else {}
+        found: dict[int, list[tuple[int, int, int]]] = {}  # slot → row, serial, row of the entry
+        for row, (serial, source) in sorted(taken.items()):
+            found.setdefault(row // SIZE, []).append((row % SIZE, serial, source))
+        slots = self.replaceable() if generated else [*range(SLOTS)]
+        most = int(self.setting("max_fraction", 1.0) * SLOTS + 1e-9) * (update >= self.setting("start", 0))
+        eligible = [entry for entry in self.entries if entry.update < update]
+        eligible = [entry for entry in eligible if update - entry.update <= self.setting("max_age", ALWAYS)]
+        self.drawn = {serial for rows in found.values() for _, serial, _ in rows}
+        if self.setting("mixer"):
+            self.check_rows(found, slots, most, eligible)
+        else:
+            count = min(len(slots), most, len(eligible))
+            drawn = [found[slot][0][1] for slot in slots if slot in found]
+            self.same("filled slots are", [*found], sorted(slots[:count]))
+            for rows in found.values():
+                self.same("rows of a group are", rows, [(row, rows[0][1], row) for row in range(SIZE)])
+            self.check_sampler(drawn, eligible)
+        self.same("different groups are", len(self.drawn), len(found))
+        for entry in self.entries:
+            entry.uses += entry.serial in self.drawn
+        self.counts["replaced" if generated else "iterated"] += len(found)
+        self.counts["rows"] += len(taken) * generated
+        self.filled = found
+
+    def composed_anew(self) -> bool:
+        """Whether a further iteration has a batch of its own."""
+        return self.watch.steps[-1][1] is not self.watch.steps[self.watch.generated][1]
+
+    def check_sampler(self, drawn: list[int], eligible: list[Entry]) -> None:
+        sampler = self.setting("sampler")
+        by_serial = {entry.serial: entry for entry in eligible}
+        self.same("not eligible are", set(drawn) - by_serial.keys(), set())
+        if sampler == "least_used":
+            uses = sorted(entry.uses for entry in eligible)
+            self.same("drawn are uses", sorted(by_serial[serial].uses for serial in drawn), uses[: len(drawn)])
+        elif sampler in ("newest", "top"):
+            key = {"newest": lambda one: -one.serial, "top": lambda one: (-round(one.score, 4), -one.serial)}[sampler]
+            self.same("drawn are", drawn, [entry.serial for entry in sorted(eligible, key=key)][: len(drawn)])
+
+    def check_rows(self, found: Any, slots: list[int], most: int, eligible: list[Entry]) -> None:
+        """The best rows of an entry of the slot's prompt take the places of the worst fresh ones, if not better."""
+        by = self.setting("sampler").partition("'")[2][:-2]
+        count = int(self.setting("mixer").partition("=")[2][:-1])
+        key = {"newest": lambda one: -one.serial, "score": lambda one: (-round(one.score, 4), -one.serial)}
+        expected: dict[int, list[tuple[int, int, int]]] = {}
+        for slot in slots:
+            fitting = [entry for entry in eligible if entry.slot == slot]
+            if by == "uniform":
+                fitting = [entry for entry in fitting if slot in found and entry.serial == found[slot][0][1]]
+            if not fitting:
+                continue
+            entry = min(fitting, key=key.get(by, key["newest"]))
+            rows = self.injected(entry, slot, count)
+            if rows and len(expected) < most and not self.would_be_dead(entry, slot, rows):
+                expected[slot] = rows
+        if by == "uniform":
+            expected = {slot: rows for slot, rows in expected.items() if slot in found}
+        self.same("rows beside fresh ones are", found, dict(sorted(expected.items())))
+
+    def injected(self, entry: Entry, slot: int, count: int) -> list[tuple[int, int, int]]:
+        stored = np.where(entry.trains, entry.total, -np.inf)
+        fresh = self.total[slot]
+        pairs = zip(np.argsort(-stored, kind="stable")[:count], np.argsort(fresh, kind="stable")[:count], strict=True)
+        taken = [(int(to), int(of)) for of, to in pairs if stored[of] > -np.inf and stored[of] >= fresh[to]]
+        return sorted((to, entry.serial, of) for to, of in taken)
+
+    def would_be_dead(self, entry: Entry, slot: int, rows: list[tuple[int, int, int]]) -> bool:
+        mode = self.setting("advantages")
+        if mode == "stored":
+            return False
+        mixed, trains = self.rewards[slot].copy(), self.trains[slot].copy()
+        for to, _, of in rows:
+            mixed[to], trains[to] = entry.rewards[of], entry.trains[of]
+        among = [to for to, _, _ in rows] if mode == "split" else range(SIZE)
+        if self.policy[2] == "normalize_then_sum":
+            values = normalized_sums(mixed[among], self.weights)
+        else:
+            values = (mixed[among] * self.weights).sum(axis=1)
+        alike = self.setting("reward") and np.ptp(mixed[among, 0]) == 0
+        return bool(alike or np.ptp(values) < 1e-3 or not trains[among].any())
+
+    def collect(self, update: int, solved: Any) -> None:
+        """The live groups of the batch wait, unless their log-probs stay unknown or their prompt is solved."""
+        watch, step = self.watch, len(self.watch.steps) - 1
+        known = "old_per_token_logps" in watch.steps[-1][0] or self.setting("record") == "forward"
+        slots = [
+            slot
+            for slot in range(SLOTS)
+            if not self.dead[slot] and not solved[slot] and (known or slot not in self.filled)
+        ]
+        serials = sorted(serial for serial, (born, _) in watch.origin.items() if born == step)
+        self.same("groups to be stored are", [watch.origin[serial][1] for serial in serials], slots)
+        score = SCORES[self.setting("scorer", "advantage_std")]
+        out = (self.masked[-1] | self.failed[-1]).reshape(SLOTS, SIZE)
+        for serial, slot in zip(serials, slots, strict=True):
+            total, trains = self.total[slot], self.trains[slot] & ~out[slot]
+            value = float(score(total, self.own[slot], update))
+            self.waiting.append(Entry(serial, slot, update, self.rewards[slot], total, trains, value))
+
+    def check_copies(self) -> dict[int, int]:
+        """Slot → the live slot that it holds a copy of: each once before any twice."""
+        live = [slot for slot in range(SLOTS) if not self.dead[slot] and slot not in self.filled]
+        empty = [slot for slot in range(SLOTS) if self.dead[slot] and slot not in self.filled]
+        copied = {row // SIZE: source // SIZE for row, source in self.watch.copied[-1].items()}
+        if self.setting("unfilled") != "intra_batch" or not live:
+            self.same("copies are", copied, {})
+            return {}
+        self.same("copies stand in", sorted(copied), empty)
+        uses = [[*copied.values()].count(slot) for slot in live]
+        assert not empty or max(uses) - min(uses) <= 1
+        assert set(copied.values()) <= set(live)
+        return copied
+
+    def flags(self, update: int, generated: bool) -> tuple[list[bool], list[bool]]:
+        """Rows that are silent, and rows that are in no denominator: those of which none is left stay there."""
+        watch, unfilled = self.watch, self.setting("unfilled", "keep")
+        masked, silent = np.zeros((SLOTS, SIZE), bool), np.zeros((SLOTS, SIZE), bool)
+        for row in range(SLOTS * SIZE):
+            slot, place = divmod(row, SIZE)
+            taken = watch.taken[-1].get(row)
+            if taken is not None:
+                born, source = watch.source(*taken)
+                masked[slot, place] = self.masked[born][source] or self.failed[born][source]
+            else:
+                masked[slot, place] = self.masked[-1][row] or not generated
+        if self.plugin == "plan":
+            masked[:, 1] |= update % 2 == 1
+            silent[:, 2] = True
+        empty = [slot for slot in range(SLOTS) if generated and self.dead[slot] and slot not in self.filled]
+        for slot, source in (self.copies if generated else {}).items():
+            masked[slot], silent[slot] = masked[source], silent[source]
+        masked[empty] |= unfilled == "exclude"
+        silent[empty] |= unfilled == "mask"
+        left = not masked.all()
+        return (masked | silent).ravel().tolist(), (masked & left).ravel().tolist()
+
+    def advantages(self, step: int) -> Any:
+        """`(rows,)`: those of a composed batch."""
+        watch, mode = self.watch, self.setting("advantages")
+        if self.setting("mixer"):
+            found = mixed_advantages(watch, step, mode, *self.policy).numpy() * (
+                2 if self.plugin == "advantages" else 1
+            )
+        else:
+            found = self.trained[step].copy()
+            for row, stored in watch.taken[step].items():
+                born, source = watch.source(*stored)
+                found[row] = self.trained[born][source]
+        for row, source in watch.copied[step].items():
+            found[row] = found[source]
+        return found * self.factors[step]
+
+    def finish(self) -> None:
+        """After training: the last groups have entered, and all is counted."""
+        self.settle(self.session.trainer.state.global_step, np.zeros(SLOTS, bool))
+        self.check_table()
+        counters = self.session.totals.counters
+        self.same("counted are", {name: counters[name] for name in self.counts}, self.counts)

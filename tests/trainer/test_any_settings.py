@@ -1,0 +1,205 @@
+"""Any settings together: batches, losses and gradients are those by hand, and decisions those of a naive list.
+
+Every value of a setting is in equally many runs, and two values of different settings meet as often as any others.
+"""
+
+import random
+from collections import Counter
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from corrected import MASKED, PROXIMAL, SHIFTED
+from naive import Naive, shaped
+from releases import TRL, Version
+from replaying import check_batches, check_losses, watched
+from scenarios import KL, gate, made
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
+
+import trl_replay
+from trl_replay.base.validation import Named
+
+RIGHT, MOST, FAILED = [1.0] * 4, [1.0, 1.0, 1.0, 0.0], [1.0, None, 0.75, 0.0]
+TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
+ACCUMULATED = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
+SEVERAL = {"reward_weights": [1.0, 0.5]}
+BONUS = {"entropy_coef": 0.05} if Version("1.10.0") <= TRL else {}
+ROWS = {"replay_selector": "always(share=1.0)"}
+AXES = {
+    "loss": LOSSES,
+    "level": ["token", "token", "sequence"],
+    "beta": [{}, {"replay_kl": "all"}, {"replay_kl": "fresh"}, {"replay_kl": "all_wrong"}],
+    "layout": [
+        {}, {"num_iterations": 2, "max_steps": 12}, ACCUMULATED, {**TWO_UPDATES, "max_steps": 13},
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3,
+         "max_steps": 11},
+    ],
+    "kind": [
+        {}, {"replay_selector": "always(share=0.7)", "replay_record": "loss"}, {"replay_iterations": "replay"},
+        {**ROWS, "replay_record": "forward", "replay_advantages": "joint"},
+        {}, {"replay_selector": "always(share=1.0)", "replay_record": "forward"}, {"replay_iterations": "replay"},
+        {**ROWS, "replay_record": "loss", "replay_advantages": "split"},
+        {"replay_advantages": "stored"},
+    ],
+    "scale": ["group", "batch", "none"],
+    "functions": [{}, {}, SEVERAL, {**SEVERAL, "multi_objective_aggregation": "normalize_then_sum"}],
+    "completions": [{}, {}, {"truncating": True}, {"rollout": masked_rollout}],
+    "correction": [
+        "ratio", "truncated", "topr", "imitation", "sequence_mask", "none", MASKED, PROXIMAL, SHIFTED,
+    ],
+    "weight": [{}, {}, {"replay_weight": 0.5}, {"replay_max_weight": 1.02},
+               {"replay_weight": 0.8, "replay_max_weight": 0.7}],
+    "unfilled": ["keep", "mask", "exclude", "intra_batch"],
+    "plugin": ["", "", "advantages", "plan"],
+    "sampler": ["uniform", "newest", "top", "least_used", "proportional", "prompt_balanced"],
+    "size": [2, 3, 4, 64],
+    "scorer": ["advantage_std", "reward_std", "mean_reward", "recency", "constant"],
+    "evictor": ["heap", "fifo", "prompt_balanced", "reservoir"],
+    "fraction": [1.0, 0.67, 0.34],
+    "rows": [2, 1, 3],
+    "counting": [{}, {"replay_reward": "scripted"}],
+    "age": [{}, {}, {"replay_max_age": 4}],
+    "uses": [{}, {}, {"replay_max_uses": 1}, {"replay_max_uses": 2}],
+    "start": [0, 0, 2],
+    "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
+    "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
+    "other": [
+        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.6}, BONUS, {**BONUS, "top_entropy_quantile": 0.4},
+        {"off_policy_mask_threshold": 0.02},
+        {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
+    ],
+}  # fmt: skip
+SINGLE = ("scorer", "evictor", "sampler", "correction", "unfilled", "start")
+RUNS = 36
+
+
+def covering(axes, runs):
+    """For each run a value of each axis: each equally often, and its pairs with those of the others evenly, too."""
+    chance, found = random.Random(0), [{} for _ in range(runs)]
+    for name, values in axes.items():
+        pairs, left = Counter(), [runs // len(values)] * len(values)
+        for number in chance.sample(range(len(values)), runs % len(values)):
+            left[number] += 1
+        for run in chance.sample(found, runs):
+            met = {
+                number: sum(pairs[number, other] for other in run.items())
+                for number in range(len(values))
+                if left[number]
+            }
+            number = min(met, key=lambda number: (met[number] / left[number], chance.random()))
+            pairs.update((number, other) for other in run.items())
+            left[number] -= 1
+            run[name] = number
+    return [{name: axes[name][number] for name, number in run.items()} for run in found]
+
+
+def settings_of(chosen):
+    """Those of the trainer and of replay, where they go together; and what a plugin edits."""
+    level = "sequence" if chosen["loss"] == "luspo" else chosen["level"]
+    training = {
+        "loss_type": chosen["loss"], "importance_sampling_level": level, "scale_rewards": chosen["scale"],
+        "max_steps": 9, "beta": 0.1 if chosen["beta"] else 0.0,
+        **chosen["layout"], **chosen["functions"], **chosen["completions"], **chosen["trainer"], **chosen["other"],
+    }  # fmt: skip
+    replay = {
+        **chosen["kind"], **chosen["weight"], **chosen["age"], **chosen["uses"], **chosen["solved"], **chosen["beta"],
+        **(chosen["counting"] if "reward_weights" in chosen["functions"] else {}),
+        **{f"replay_{name}": chosen[name] for name in SINGLE},
+        "replay_buffer_size": chosen["size"], "replay_max_fraction": chosen["fraction"], "replay_pass_reward": 0.5,
+    }  # fmt: skip
+    edits = chosen["plugin"]
+    if chosen["loss"] == "luspo" and Version("1.14.0") > TRL:  # its KL term held padding
+        training["beta"] = 0.0
+        replay.pop("replay_kl", None)
+    if chosen["completions"]:
+        training.pop("top_entropy_quantile", None)  # several tokens have the same entropy
+    if "tokens" in training:
+        edits = ""
+        training.pop("multi_objective_aggregation", None)
+        if replay.get("replay_advantages"):
+            replay["replay_advantages"] = "stored"
+    if replay.get("replay_advantages") == "split":
+        edits = "plan" if edits == "advantages" else edits
+        replay |= {"replay_kl": "fresh"} if replay.get("replay_kl") == "all_wrong" else {}
+        replay.pop("replay_retire_passes", None)  # or hardly a group was left
+    if "replay_iterations" in replay:
+        training["num_iterations"] = 3
+        training["max_steps"] = 17 if training.get("steps_per_generation") == 2 else 12
+        if training.get("steps_per_generation") in (1, 3):
+            training |= ACCUMULATED
+            del training["steps_per_generation"]
+    if "replay_advantages" in replay:
+        by = {"top": "score", "uniform": "uniform"}.get(chosen["sampler"], "newest")
+        rows = max(chosen["rows"], 2) if replay["replay_advantages"] == "split" else chosen["rows"]
+        replay |= {"replay_sampler": f"same_prompt(by={by!r})", "replay_mixer": f"inject(rows={rows})"}
+    if replay.get("replay_kl") == "all_wrong":
+        replay["replay_unfilled"] = "keep"
+    elif replay["replay_unfilled"] == "intra_batch" and "replay_iterations" in replay:
+        replay["replay_unfilled"] = "exclude"
+    by_token = level == "token" or chosen["loss"] == "cispo"
+    if chosen["correction"] in ("truncated", MASKED, PROXIMAL) and not by_token:
+        replay["replay_correction"] = "topr"
+    if "tokens" in training and (level == "sequence" or chosen["correction"] == "imitation"):
+        replay["replay_correction"] = "ratio"
+    return training, replay, edits
+
+
+def rewards_of(run, training, replay, edits):
+    """A script for each function."""
+    chance = random.Random(run)
+    groups = [DEAD, DEAD, DEAD, LIVE, HALF, RIGHT, MOST]
+    groups += [] if {"replay_mixer", "replay_reward"} & replay.keys() or edits else [FAILED, [None] * 4]
+    script = [[LIVE, HALF, HALF], *([chance.choice(groups) for _ in range(3)] for _ in range(7))]
+    if "reward_weights" not in training:
+        return [script]
+    others = [[0.2, 0.0, 0.4, 0.0], DEAD, DEAD]
+    return [script, [[chance.choice(others) for _ in range(3)] for _ in script]]
+
+
+def double(groups, context):
+    given = shaped(groups.advantages, context.update)
+    given[:, -1] = np.nan if context.update % 2 else given[:, -1]
+    return given
+
+
+def double_all(groups):
+    return groups.advantages * 2
+
+
+def edit(plan, context):
+    plan.advantages = np.where(plan.entry < -9, 1.0, 0.5) * plan.advantages
+    plan.masked[:, 1] |= context.update % 2 == 1
+    plan.silent[:, 2] = True
+    plan.kl[:, 0] = False
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+def test_any_settings_train_on_what_is_right_by_hand(tmp_path, run):
+    training, replay, edits = settings_of(covering(AXES, RUNS)[run])
+    script = rewards_of(run, training, replay, edits)
+    names = ["scripted", "other"][: len(script)]
+    functions = [Rewards(*batches, name=name) for batches, name in zip(script, names, strict=True)]
+    trainer = made(tmp_path, training, functions)
+    trainer.correction = Named.read(replay["replay_correction"]).name
+    trainer.gate = gate(replay, training["importance_sampling_level"])
+    trainer.gradients = True
+    hooks = {
+        "": {},
+        "plan": {"plan": edit},
+        "advantages": {"advantages": double_all if "replay_mixer" in replay else double},
+    }
+    with plugin(**hooks[edits]) if edits else nullcontext():
+        session = trl_replay.attach(trainer, **replay, replay_plugins=["mine"] if edits else None)
+        watch = watched(trainer, session)
+        watch.counts_kl = KL[replay.get("replay_kl", "all")]
+        naive = Naive(session, watch, script, replay, edits)
+        trainer.train()
+    check_batches(watch)
+    if not training.get("entropy_coef"):  # whose value is logged over all tokens, whatever its gradient is
+        check_losses(trainer, replays=False)
+    assert max(trainer.gradient_errors) < 1e-3
+    for number, (_, after) in enumerate(watch.steps):
+        assert int(after["num_items_in_batch"]) == watch.items(number)
+    naive.finish()
+    assert naive.counts["replaced"] + naive.counts["iterated"] > 0
