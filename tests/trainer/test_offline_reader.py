@@ -171,7 +171,7 @@ def test_38_so_is_one_in_a_parquet_file(session, tmp_path, columns, words):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"prompt": "1=", "reward": 1}], "Row 0 of the rows given lacks completion: it has prompt, reward"),
+        ([{"prompt": "1=", "reward": 1}], "^Row 0 of the rows given lacks completion: it has prompt, reward"),
         ([TEACHER[0], [1, 2]], r"Row 1 of the rows given is \[1, 2\], not a mapping"),
     ],
 )

@@ -793,8 +793,7 @@ class Communicator:
             It, and the numbers of all processes, `(ranks, numbers)`.
 
         Raises:
-            SeamError: Something failed on another process, What failed here,
-                now or before, is raised here.
+            SeamError: Something failed on another process. What failed here, now or before, is raised as it is.
         """
         vector = blank
         if self._errors.first is None:  # else all processes stop here

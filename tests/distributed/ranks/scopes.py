@@ -154,7 +154,7 @@ def of_other_rule(folder, scope, ranks):
 
 
 def resumed(folder, scope, ranks):
-    """The same, changed before training resumes; a file is read on all ranks or on none."""
+    """The same, changed before training resumes, with groups of a file."""
     place = folder / f"{scope} {len(ranks)} {ranks[0]}"
     rows = [
         {"prompt": "1=", "completion": text, "reward": float(index), "group": group}

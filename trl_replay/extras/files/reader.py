@@ -289,7 +289,7 @@ class Reader:
         rng = np.random.default_rng(self._trainer.args.seed)
         gathered: dict[tuple[Any, ...], list[Rollout | None]] = {}
         for file, number, given in read_rows(source):
-            label = f"FileRow {number} of {file}"
+            label = f"Row {number} of {file}"
             row = self._checked(given, label)
             rows: list[Rollout | None] = []
             try:
