@@ -88,7 +88,8 @@ ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
     (("128",), OTHERS, RATES[1:2]),
     (("64",), FIRST, RATES[:1]),
     (LONG, OTHERS, RATES[:2]),
-    (LONG, PLANNED, RATES[2:]),
+    (LONG[:1], PLANNED, RATES[2:]),
+    (LONG[1:], PREFIXES, RATES[1:2]),
     (LONG, PLANNED, RATES),
     (LONG[1:], PREFIXES, RATES),
 )
