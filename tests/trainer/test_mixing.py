@@ -30,6 +30,15 @@ def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path):
     assert run.counters["rows"] == 0
 
 
+@pytest.mark.parametrize("hooks", [{}, {"advantages": lambda groups: groups.advantages * 2}])
+def test_with_split_a_slot_whose_stored_rows_would_be_dead_stays_fresh(tmp_path, hooks):
+    """Whatever a plugin makes of the fresh ones. HALF and MOST have two best rows that are alike."""
+    first = [LIVE, HALF, [1, 1, 1, 0.0]]
+    settings = {**INJECTED, "replay_advantages": "split", "hooks": hooks}
+    run = train(tmp_path, first, [LIVE] * 3, [DEAD] * 3, max_steps=3, **settings)
+    assert run.reasons["the stored rows alone would have been dead"] == 2
+
+
 def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path):
     def several(table, count, context):
         drawn = np.full((count, 2), -1)

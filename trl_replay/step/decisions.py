@@ -292,9 +292,12 @@ class Mixing:
         else:
             plan.advantages, dead = by_rule(counted, join=True)
         members = plan.stored if setting == "split" else np.ones_like(plan.stored)
-        groups = mixed.as_groups(dead)
-        groups = self.shape(replace(groups, dead=dead | alike_among(groups, members & counted)))
+        computed = mixed.as_groups(dead)
+        computed = replace(computed, dead=dead | alike_among(computed, members & counted))
+        groups = self.shape(computed)
         plan.advantages, plan.masked = groups.advantages.copy(), groups.masked.copy()
+        if setting == "split" and groups is not computed:  # a plugin has shaped fresh rows, too
+            groups = shaped(replace(computed, masked=groups.masked | plan.fresh), groups.advantages)
         return groups.dead.copy()
 
 
