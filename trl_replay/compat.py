@@ -918,7 +918,7 @@ def fingerprint(of_tokenizer: Any) -> str:
 
 
 class Dialect:
-    """TRL's. Those of other trainers derive from it.
+    """How a trainer lays out its batches, and where its loss is: TRL's way. Those of other trainers derive from it.
 
     Attributes:
         runs_model (`bool`): Whether an engine of its own runs the model, so that `attach` does not try it.

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from trl import GRPOTrainer
 
 import trl_replay
-from trl_replay.base import progress as transfer
+from trl_replay.base import progress
 
 PACKAGE = str(Path(trl_replay.__file__).parent)
 STOCK = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in ("trl", "transformers", "accelerate"))
@@ -189,8 +189,8 @@ class Device:
 
     def install(self, patch):
         """Put it there; `patch(owner, name, value)` does so."""
-        patch(transfer, "mark", self.mark)
-        patch(transfer, "pinned", self.pinned)
+        patch(progress, "mark", self.mark)
+        patch(progress, "pinned", self.pinned)
 
 
 class OnDevice(GRPOTrainer):

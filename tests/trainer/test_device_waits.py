@@ -12,7 +12,7 @@ from support import DEAD, HALF, LIVE, Rewards, weights_hash
 from transformers import TrainerCallback
 
 import trl_replay
-from trl_replay.batch import groups as candidates
+from trl_replay.batch import groups
 from trl_replay.errors import ResultError
 from trl_replay.testing import make_trainer
 
@@ -104,7 +104,7 @@ def test_log_probs_that_are_recorded_by_a_forward_leave_with_the_batch(tmp_path,
 
 def test_a_copy_that_can_not_be_begun_in_the_loss_is_made_by_the_step(tmp_path, monkeypatch):
     """There all processes hear of an error, if it fails again."""
-    begin, failed = candidates.begin, []
+    begin, failed = groups.begin, []
 
     def without_memory_once(tensors):
         if not failed:
@@ -112,7 +112,7 @@ def test_a_copy_that_can_not_be_begun_in_the_loss_is_made_by_the_step(tmp_path, 
             raise RuntimeError("no pinned memory")
         return begin(tensors)
 
-    monkeypatch.setattr(candidates, "begin", without_memory_once)
+    monkeypatch.setattr(groups, "begin", without_memory_once)
     counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD])
     assert failed
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trl_replay.buffer.replay_buffer import Store
 from trl_replay.registry import registry
-from trl_replay.strategies import policies as evictors
+from trl_replay.strategies import policies
 from trl_replay.testing import make_context, make_table
 
 
@@ -38,13 +38,13 @@ def survivors(evictor, scores, capacity, trials):
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 100])
 def test_34_two_hundred_equal_scores_through_a_heap_of_64_leave_the_newest_64(batch):
-    buffer = fill(64, evictors.heap, [1.0] * 200, batch)
+    buffer = fill(64, policies.heap, [1.0] * 200, batch)
     assert sorted(buffer.table.serial.tolist()) == list(range(136, 200))
 
 
 def test_a_reservoir_is_a_uniform_sample_of_everything_offered():
     count, capacity, trials = 24, 6, 800
-    counts = survivors(evictors.reservoir, [1.0] * count, capacity, trials)
+    counts = survivors(policies.reservoir, [1.0] * count, capacity, trials)
     share = capacity / count
     variance = trials * share * (1 - share) * count / (count - 1)  # of a sample of fixed size
     statistic = ((counts - trials * share) ** 2).sum() / variance

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from trl_replay.strategies.policies import make_inject
-from trl_replay.strategies.policies import whole_groups as whole
+from trl_replay.strategies.policies import make_inject, whole_groups
 from trl_replay.testing import make_context, make_groups, make_table
 
 STORED = np.array([[0.0, 1.0, 0.5, np.nan], [0.2, 0.0, 0.9, 0.1]])
@@ -29,5 +28,5 @@ def test_never_that_of_a_better_one_and_no_row_that_nobody_scored():
 def test_a_whole_group_takes_its_slot_row_by_row():
     table = make_table([1.0, 1.0])
     slots = make_groups([[0.0] * 4, [0.0] * 4])
-    taken = whole(table, np.array([[0, 1], [-1, 1]]), slots, make_context(table))
+    taken = whole_groups(table, np.array([[0, 1], [-1, 1]]), slots, make_context(table))
     assert taken.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]

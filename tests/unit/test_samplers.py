@@ -5,17 +5,17 @@ import pytest
 from chances import chi_square, frequencies
 
 from trl_replay.registry import registry
-from trl_replay.strategies import policies as samplers
+from trl_replay.strategies import policies
 from trl_replay.testing import make_context, make_table
 
 
 @pytest.mark.parametrize(
     ("sampler", "weights"),
     [
-        (samplers.make_proportional(), [1, 2, 3, 4]),
-        (samplers.make_proportional(alpha=2.0), [1, 4, 9, 16]),
-        (samplers.make_proportional(alpha=0), [1, 1, 1, 1]),
-        (samplers.uniform, [1, 1, 1, 1]),
+        (policies.make_proportional(), [1, 2, 3, 4]),
+        (policies.make_proportional(alpha=2.0), [1, 4, 9, 16]),
+        (policies.make_proportional(alpha=0), [1, 1, 1, 1]),
+        (policies.uniform, [1, 1, 1, 1]),
     ],
 )
 def test_samplers_draw_in_proportion_to_their_weights(sampler, weights):
@@ -30,7 +30,7 @@ def test_least_used_goes_through_the_buffer_in_passes(size, count, draws):
     context = make_context(table)
     order = []
     for _ in range(draws):
-        drawn = samplers.least_used(table, count, context)
+        drawn = policies.least_used(table, count, context)
         assert len(set(drawn.tolist())) == count
         table.writable("uses")[drawn] += 1
         order += drawn.tolist()
@@ -42,7 +42,7 @@ def test_least_used_goes_through_the_buffer_in_passes(size, count, draws):
 
 def test_least_used_chooses_among_equals_by_even_chances():
     table = make_table([9.0, 1.0, 1.0, 1.0, 1.0], uses=[4, 2, 2, 2, 2])
-    found = frequencies(samplers.least_used, table, 8_000)
+    found = frequencies(policies.least_used, table, 8_000)
     assert chi_square(found, dict.fromkeys((1, 2, 3, 4), 2000)) < 16.27, "p < 0.001 with 3 degrees of freedom"
 
 

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from trl_replay.strategies import policies as scorers
+from trl_replay.strategies import policies
 from trl_replay.testing import make_context, make_groups
 
 GROUPS = make_groups([[1, 0, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], update=6)
 
 
 def test_mean_reward_leaves_out_rows_that_no_function_scored():
-    np.testing.assert_allclose(scorers.mean_reward(GROUPS, make_context()), [0.25, 0.75, 0.4])
+    np.testing.assert_allclose(policies.mean_reward(GROUPS, make_context()), [0.25, 0.75, 0.4])
     partial = make_groups([[1.0, np.nan, 0.0, np.nan]])
-    np.testing.assert_allclose(scorers.mean_reward(partial, make_context()), [0.5])
+    np.testing.assert_allclose(policies.mean_reward(partial, make_context()), [0.5])
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_mean_reward_leaves_out_rows_that_no_function_scored():
     [({}, [0.5, 0.5, 0.5]), ({"target": 0.25}, [1, 1 / 3, 1]), ({"target": 1.0, "threshold": 0.3}, [0.25, 0.75, 0.5])],
 )
 def test_pass_rate_is_one_at_the_target_and_falls_to_zero_at_the_far_end(kwargs, expected):
-    np.testing.assert_allclose(scorers.make_pass_rate_scorer(**kwargs)(GROUPS, make_context()), expected)
+    np.testing.assert_allclose(policies.make_pass_rate_scorer(**kwargs)(GROUPS, make_context()), expected)

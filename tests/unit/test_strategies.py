@@ -8,8 +8,7 @@ import pytest
 
 from trl_replay import ConfigurationError, ReplayError
 from trl_replay.registry import registry
-from trl_replay.strategies import policies as samplers
-from trl_replay.strategies import policies as scorers
+from trl_replay.strategies import policies
 from trl_replay.testing import (
     CorrectionContract,
     EvictorContract,
@@ -46,15 +45,15 @@ def test_every_built_in_keeps_its_contract(suite, spec, test):
 
 
 class TestProportionalSharpened(SamplerContract):
-    strategy = staticmethod(samplers.make_proportional(alpha=2.5))
+    strategy = staticmethod(policies.make_proportional(alpha=2.5))
 
 
 class TestProportionalFlat(SamplerContract):
-    strategy = staticmethod(samplers.make_proportional(alpha=0))
+    strategy = staticmethod(policies.make_proportional(alpha=0))
 
 
 class TestPassRateOfHardGroups(ScorerContract):
-    strategy = staticmethod(scorers.make_pass_rate_scorer(threshold=0.9, target=0.0))
+    strategy = staticmethod(policies.make_pass_rate_scorer(threshold=0.9, target=0.0))
 
 
 def marks(table, context):

@@ -1,4 +1,5 @@
-"""What a session draws from, the updates done, and what failed here that the others have not heard of."""
+"""What a session draws from, the updates done, what failed here that the others have not heard of, and copies from and
+to the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Build the row-level view of groups from TRL's batch and rewards, and determine dead groups."""
+"""Groups of a batch: their view of TRL's columns and rewards, which are dead, and the candidates that wait for
+log-probs."""
 
 from __future__ import annotations
 

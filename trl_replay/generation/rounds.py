@@ -1,4 +1,5 @@
-"""Further rounds of generation, in which live groups take the place of dead ones (dynamic sampling)."""
+"""What makes groups of a scored batch (`Judge`), and further rounds of generation, in which live groups take the place
+of dead ones (dynamic sampling)."""
 
 from __future__ import annotations
 

@@ -179,8 +179,7 @@ class Step:
         Raises:
             ReplayError: The run generates no further batch, and another reward rule scored its groups.
         """
-        rows = template.scored.rows
-        scored = template.scored
+        scored, rows = template.scored, template.scored.rows
         pending, rows = self._share(None, rows.count)
         iteration = compat.iteration(self._trainer())
         decide = partial(self.decisions.fill_iteration, scored, rows, pending, self.carry.collected_at, iteration)
