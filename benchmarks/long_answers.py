@@ -78,7 +78,12 @@ PREFIXES = {
     for more, arguments in (("", TWICE), (", 4 updates", FOUR_TIMES))
 }
 """Those of trl-replay-papers."""
-ARMS = {**PLANNED, **PREFIXES}
+FOUR: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "stock, 4 updates, KL": (None, FOUR_TIMES),
+    **{f"{name}, 4 updates": (name, FOUR_TIMES) for name in ("topr", "topr(level='token')", "ratio")},
+}
+"""What those are to be compared with."""
+ARMS = {**PLANNED, **PREFIXES, **FOUR}
 SEEDS, RATES, LONG = (0, 1, 2), (3e-4, 1e-3, 1e-4), ("128", "64")
 FIRST, OTHERS = ("stock", "stock, 2 updates, KL", "topr", "topr(level='token')"), ("truncated", "ratio")
 ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
@@ -89,9 +94,9 @@ ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
     (("64",), FIRST, RATES[:1]),
     (LONG, OTHERS, RATES[:2]),
     (LONG[:1], PLANNED, RATES[2:]),
-    (LONG[1:], PREFIXES, RATES[1:2]),
+    (LONG[1:], (*PREFIXES, *FOUR), RATES[1:2]),
     (LONG, PLANNED, RATES),
-    (LONG[1:], PREFIXES, RATES),
+    (LONG[1:], (*PREFIXES, *FOUR), RATES),
 )
 QUEUE = list(
     dict.fromkeys(

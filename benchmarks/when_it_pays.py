@@ -284,8 +284,15 @@ ARMS = {
     "topr": Arm({"replay_correction": "topr", "replay_start": 0}),
     "imitation": Arm({"replay_correction": "imitation", "replay_start": 0}),
     "sample_efficient": Arm({"replay_preset": "sample_efficient"}, iterations=2, beta=0.1),
+    "sample_efficient, by token": Arm(
+        {"replay_preset": "sample_efficient", "replay_correction": "topr(level='token')"}, iterations=2, beta=0.1
+    ),
 }
-ADDED = {("topics", "stock at 4e-5"): 4e-5, ("french", "stock, 2 updates, KL"): 4e-5}
+ADDED = {
+    ("topics", "stock at 4e-5"): 4e-5,
+    ("french", "stock, 2 updates, KL"): 4e-5,
+    ("products", "sample_efficient, by token"): 1e-5,
+}
 """Tasks, arms, and rates that came later: without pilots, and in no mean over tasks."""
 GOALS = {"topics": "stock at 4e-5"}
 """Whose final accuracy is the goal, where it is not stock's at its own rate: a run that collapsed sets none."""
