@@ -31,7 +31,7 @@ GROUPS = {
     "what is replayed": "sampler selector mixer max_age max_uses max_fraction iterations",
     "how it is trained on": "correction max_weight advantages kl weight",
     "dead groups that nothing fills": "unfilled refill",
-    "groups from files": "warm_start warm_start_short warm_start_rescore on_mismatch",
+    "groups from files": "warm_start warm_start_short warm_start_rescore",
 }
 INSTEAD = (
     f"put what starts Python in front, as in {EXAMPLE}; for trl grpo: accelerate launch -m trl_replay.run "

@@ -97,11 +97,9 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable, tmp_path):
 def test_another_format_version_is_refused_with_both_values_and_what_goes_on(tmp_path, copied):
     path = copied / "trl_replay" / "rank-00000" / "state.json"
     path.write_text(path.read_text().replace('"format": 5', '"format": 3'))
-    words = r"format version 3; this release reads version 5\. Use the release.*set replay_on_mismatch='empty'"
+    words = r"format version 3; this release reads version 5\. Use the release.*remove the folder .*trl_replay"
     with pytest.raises(MismatchError, match=words):
         resume(tmp_path, copied)
-    with pytest.warns(UserWarning, match=r"an empty replay buffer.*format version 3"):
-        resume(tmp_path, copied, replay_on_mismatch="empty")
 
 
 @pytest.mark.parametrize("name", ["state.json", "table.safetensors", "payload-00000.safetensors"])
@@ -118,8 +116,6 @@ def test_a_file_whose_checksum_differs_is_named(tmp_path, copied):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"payload-00000.safetensors is not what was saved: its checksum"):
         resume(tmp_path, copied)
-    with pytest.warns(UserWarning, match=r"an empty replay buffer.*checksum"):
-        resume(tmp_path, copied, replay_on_mismatch="empty")
 
 
 def test_no_file_of_ours_is_read_by_pickle(checkpoint):

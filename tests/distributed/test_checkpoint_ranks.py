@@ -109,8 +109,6 @@ def test_damage_on_one_rank_is_told_by_all(launches):
     for rank in launches(2, "refused"):
         assert rank["type"] == "CheckpointError"
         assert "checksum differs" in rank["text"]
-    for rank in launches(2, "allowed"):
-        assert rank["batches"] == 1, "with leave, all went on with an empty buffer"
 
 
 def test_61_one_ranks_files_of_another_run_are_told_by_all(launches):
@@ -120,10 +118,9 @@ def test_61_one_ranks_files_of_another_run_are_told_by_all(launches):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_67_what_one_rank_cant_apply_no_rank_keeps(launches, scope):
+def test_67_what_one_rank_cant_apply_all_ranks_tell(launches, scope):
     for rank in launches(2, f"unapplied, {scope}"):
-        assert re.search(r"checkpoint-2.*evictor.*Versioned.*not on this rank", rank["text"])
-        assert (rank["batches"], rank["loaded"], rank["update"]) == (2, 0, 2)
+        assert re.search(r"checkpoint-2.*evictor.*Versioned.*not on this rank.*remove the folder", rank["text"])
 
 
 def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(launches, folder):

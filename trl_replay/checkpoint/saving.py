@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import shutil
-import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -96,24 +94,6 @@ class RankPart:
         payload = self._buffer.payload()
         files.write(folder, state, tables, payload, lambda directory: hooks.save(self._session, directory))
 
-    def remember(self, scratch: Path) -> Callable[[], None]:
-        """Empty the session, and return what puts it back there after `apply`: buffer, generators, strategies,
-        plugins.
-
-        Args:
-            scratch (`Path`): An empty folder, in which plugins keep theirs as long as it may be needed.
-        """
-        self.empty()
-        state = copy.deepcopy(self._rank_state(save_id=""))
-        hooks = self._components.hooks
-        hooks.save(self._session, scratch)
-
-        def undo() -> None:
-            self._apply_own(state)
-            hooks.load(self._session, scratch)
-
-        return undo
-
     def _rank_state(self, save_id: str) -> RankState:
         """This rank's session, without payload."""
         state = {**self._session.state_dict(), **self._buffer.state_dict()}
@@ -153,7 +133,7 @@ class RankPart:
         """Put another scope in the place of the session's, if it is a built-in one that fits the layout of today; of a
         checkpoint's that does not, `read` will tell the difference.
 
-        It is done before anything of a checkpoint is read, or after all of it is forgotten.
+        It is done before anything of a checkpoint is read.
 
         Args:
             name (`str`): Of the scope.
@@ -376,9 +356,6 @@ def _refuse_impossible_updates(states: Sequence[RankState], folder: Path) -> Non
             )
 
 
-REMEDY = "To go on with an empty buffer, set replay_on_mismatch='empty'."
-
-
 def save(
     session: AttachedSession, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any
 ) -> Any:
@@ -458,9 +435,8 @@ def load(session: AttachedSession, trainer: Any, stock: Callable[..., Any], path
     """Let stock restore its part, and then puts the session where it was.
 
     Raises:
-        MismatchError: The checkpoint is of another run, and `replay_on_mismatch` is `"refuse"`.
-        CheckpointError: Its replay files are damaged, or a strategy or plugin can't take what was saved of it, and
-            `replay_on_mismatch` is `"refuse"`.
+        MismatchError: The checkpoint is of another run.
+        CheckpointError: Its replay files are damaged, or a strategy or plugin can't take what was saved of it.
     """
     result = stock(path)
     if path is None or session.detached:
@@ -474,38 +450,26 @@ def load(session: AttachedSession, trainer: Any, stock: Callable[..., Any], path
 
 
 def _restore(part: RankPart, checkpoint: Path) -> None:
-    """Every process reads, all tell each other how it went, and then all take what they read, or none does. Where
-    training is to go on without, generators, strategies and plugins are as they were."""
+    """Every process reads, all tell each other how it went, and then all take what they read, or none does."""
     folder = checkpoint / FOLDER
     if not any(gather_object([folder.is_dir()])):
         warnings.warn(f"{checkpoint} holds no replay buffer: training resumes with an empty one.", stacklevel=3)
         part.empty()
         return
-    config = part.settings.config
-    scope_at_attach, on_mismatch = (config.replay_scope, part.settings.chosen_scope), config.replay_on_mismatch
     _keep_scope(part, folder)
     states: list[RankState] = []
-    undo: list[Callable[[], None]] = [part.empty]
 
     def read() -> list[str]:
         states.extend(part.read(folder))
         return part.rule_changes(states)
 
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            changes = run_on_all_ranks(read, CheckpointError)[0]  # the first rank's count
-            if on_mismatch == "empty":
-                run_on_all_ranks(lambda: undo.append(part.remember(Path(scratch))), CheckpointError)
-            run_on_all_ranks(lambda: part.apply(states, folder, changes or ()), CheckpointError)
-        except ReplayError as error:
-            run_on_all_ranks(undo[-1], CheckpointError)
-            if on_mismatch != "empty":
-                error.args = (f"{error} {REMEDY}", *error.args[1:])
-                raise
-            warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)
-            part.restore_saved_scope(*scope_at_attach)
-            part.empty()
-            return
+    try:
+        changes = run_on_all_ranks(read, CheckpointError)[0]  # the first rank's count
+        run_on_all_ranks(lambda: part.apply(states, folder, changes or ()), CheckpointError)
+    except ReplayError as error:
+        run_on_all_ranks(part.empty, CheckpointError)
+        error.args = (f"{error} To go on with an empty buffer, remove the folder {folder}.", *error.args[1:])
+        raise
 
 
 def _keep_scope(part: RankPart, folder: Path) -> None:

@@ -248,11 +248,6 @@ class ReplayConfig:
         """Plugins whose hooks are called, by name: `"greso(target=0.4)"`. A plugin whose strategy or preset is
         named is called anyway.""",
     )
-    replay_on_mismatch: Annotated[str, Checked(choice("refuse", "empty"))] = setting(
-        "refuse",
-        """When resuming from a checkpoint whose buffer is damaged or does not match: `"refuse"` raises, `"empty"`
-        warns and continues with an empty buffer.""",
-    )
     replay_warm_start: Annotated[list[str] | None, Checked(optional(readable_files))] = setting(
         None,
         """Files that fill the buffer when training begins: what `datasets.load_dataset` reads, with the columns

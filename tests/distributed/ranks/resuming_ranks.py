@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from one_rank import outcome
 from resuming import PROMPTS, SCOPES, build, group_hash, interrupted, restored, runs_on_ranks, train
 from support import weights_hash
 from teacher import rows_of
@@ -59,13 +58,6 @@ def refused(folder):
     train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no")
 
 
-def allowed(folder):
-    """The same with the user's leave."""
-    checkpoint = str(folder / "checkpoint-2")
-    _, session = train(folder, resume=checkpoint, max_steps=3, save_strategy="no", replay_on_mismatch="empty")
-    return {"batches": session.totals.batches}
-
-
 def mixed(folder):
     """One rank's files are those of another run, which differs in nothing but its seed."""
     for seed in (1, 2):
@@ -98,21 +90,12 @@ class Versioned:
 
 
 def unapplied(folder, scope):
-    """One rank can't apply what it read: all raise, or all go on with an empty buffer and as attached."""
+    """One rank can't apply what it read: all raise."""
     before = Versioned()
     before.loaded = 1
     settings = {"replay_scope": scope, "max_steps": 4, "save_steps": 2}
     train(folder, replay_evictor=before, **settings)
-    settings["resume"] = str(folder / "checkpoint-2")
-    refused = outcome(lambda: train(folder, replay_evictor=Versioned(), **settings))
-    evictor = Versioned()
-    _, session = train(folder, replay_evictor=evictor, **settings, replay_on_mismatch="empty")
-    return {
-        "text": refused["text"],
-        "batches": session.totals.batches,
-        "loaded": evictor.loaded,
-        "update": session.update,
-    }
+    train(folder, replay_evictor=Versioned(), **settings, resume=str(folder / "checkpoint-2"))
 
 
 class Unlucky:
@@ -224,7 +207,6 @@ def cases(_, shared):
             yield f"files {scope}", partial(files, folder / "files", scope)
         yield "scored", lambda: scored(folder / "scored")
         yield "refused", lambda: refused(folder / "refused")
-        yield "allowed", partial(allowed, folder / "refused")
         yield "mixed", lambda: mixed(folder / "mixed")
         for scope in SCOPES:
             yield f"unapplied, {scope}", partial(unapplied, folder / f"unapplied {scope}", scope)
