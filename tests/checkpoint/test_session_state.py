@@ -22,7 +22,6 @@ from resuming import (
     rewrite,
     runs,
     state,
-    stopped_after_loading,
     train,
 )
 from safetensors.numpy import load_file
@@ -295,19 +294,14 @@ def test_165_entries_longer_than_completions_may_be_now_leave_when_training_resu
     longest = dict(zip(then.columns["serial"].tolist(), then.columns["row_length"].max(axis=1).tolist(), strict=True))
     fitting = {serial for serial, length in longest.items() if length <= 60}
     assert 1 < len(fitting) < len(longest) - 1
-    for rows in (12, 8):
-        shorter = {"max_completion_length": 60, "per_device_train_batch_size": rows, "max_steps": 8}
-        trainer = build(tmp_path, **shorter)
-        with stopped_after_loading(trainer, last(tmp_path), replay_buffer_size=12) as session:
-            assert len(session.buffer) == len(fitting)
-            assert int(session.buffer.table.row_length.max()) <= 60
-            assert "x an entry was dropped: a completion is longer than max_completion_length=60" in session.explain()
-    trainer = build(tmp_path, max_completion_length=65)
-    with stopped_after_loading(trainer, last(tmp_path), replay_buffer_size=12) as session:
-        assert len(session.buffer) == len(longest), "a larger limit"
-    trainer = build(tmp_path, trainer_class=Watching, max_completion_length=60, max_steps=8, save_strategy="no")
-    train(tmp_path, last(tmp_path), trainer, replay_buffer_size=12, **EVERY_GROUP)
-    assert max(widths) <= 60
+    dropped = "x an entry was dropped: a completion is longer than max_completion_length=60"
+    for rows, limit in ((12, 60), (8, 60), (12, 65)):
+        settings = {"max_completion_length": limit, "per_device_train_batch_size": rows, "max_steps": 8}
+        trainer = build(tmp_path, trainer_class=Watching, save_strategy="no", **settings)
+        widths.clear()
+        _, session = train(tmp_path, last(tmp_path), trainer, replay_buffer_size=12, **EVERY_GROUP)
+        assert (f"{len(longest) - len(fitting)} {dropped}" in session.explain()) == (limit == 60)
+        assert max(widths) <= limit
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import uuid
 import warnings
@@ -15,7 +14,6 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from .. import compat
-from ..batch.groups import LONGER
 from ..buffer.replay_buffer import OTHER_RULE
 from ..compat import checkpoint_folder
 from ..data.counters import Tally
@@ -100,7 +98,6 @@ class RankPart:
         arrays = {name: state.pop(name) for name in ("columns", "keysets", "prompts")}
         state["strategies"] = {name: plain(strategy, name) for name, strategy in state["strategies"].items()}
         state["strategy_names"] = self._strategy_names()
-        state["max_completion_length"] = self._trainer.args.max_completion_length
         return RankState(
             identity=self.identity(),
             rank=self._rank,
@@ -220,7 +217,7 @@ class RankPart:
             {**self._for_these_strategies(mine.session), "columns": mine.columns, "keysets": mine.keysets}
         )
         self._session.load_state_dict({**mine.session, "prompts": mine.prompts})  # by its clock
-        self._fill(mine, mine.payload)
+        self._fill(mine.payload)
 
     def _apply_resharded(self, states: Sequence[RankState], mine: RankState) -> None:
         """Entries of all ranks are dealt to other ranks."""
@@ -242,19 +239,7 @@ class RankPart:
         }
         state["serial"] = max(resharded.next_serial, mine.session["serial"])
         self._buffer.load_state_dict(state, own=existed, shared=existed or one_buffer)
-        self._fill(mine, resharded.payload)
-
-    def _longest(self, mine: RankState) -> float:
-        """Return `max_completion_length`, if it is shorter than then. Longer rows would make batches as wide as then,
-        for which memory may be too small."""
-        then, now = mine.session["max_completion_length"], self._trainer.args.max_completion_length
-        return now if now is not None and (then is None or then > now) else math.inf
-
-    def _forget_longer(self, mine: RankState) -> None:
-        most = self._longest(mine)
-        dropped = self._buffer.forget(np.any(self._buffer.table.row_length > most, axis=1))
-        if dropped:
-            self._buffer.totals.reasons[f"an entry was dropped: {LONGER}={most}"] += dropped
+        self._fill(resharded.payload)
 
     def _gone(self, state: RankState) -> list[int]:
         """The tasks of this run's groups that are no longer in the dataset: their row is gone, or a column of it, such
@@ -306,10 +291,8 @@ class RankPart:
         self._buffer.serial, self._buffer.warmed = 0, False
         self._session.forget_pending()
 
-    def _fill(self, mine: RankState, payload: Callable[[set[int]], Iterable[tuple[int, Packed]]]) -> None:
-        """Let entries leave that are too long, or that a smaller buffer than then has no room for, and take the
-        payload of the others."""
-        self._forget_longer(mine)
+    def _fill(self, payload: Callable[[set[int]], Iterable[tuple[int, Packed]]]) -> None:
+        """Let entries leave that a smaller buffer than then has no room for, and take the payload of the others."""
         self._buffer.trim()
         kept = set(self._buffer.table.serial.tolist())
         self._buffer.receive(dict(payload(kept)))

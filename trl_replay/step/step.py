@@ -424,6 +424,7 @@ class Step:
             "prompts": None if rounds is None else rounds.table.state_dict(),
             "shares": self.communicator.shares,
             "verified": self.handshake.verified,
+            "longest": self._longest,
             **self.carry.state_dict(),
             "rounds": None if rounds is None else rounds.state_dict(),
         }
@@ -439,6 +440,7 @@ class Step:
         self.communicator.shares = state["shares"]
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False
+        self._longest = state["longest"]
         self.carry.load_state_dict(state)
         if self.rounds is None:
             return
