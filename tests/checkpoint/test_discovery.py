@@ -44,27 +44,6 @@ def test_a_checkpoint_that_lacks_a_file_is_not_whole(copied, name):
     assert trl_replay.last_complete_checkpoint(copied.parent) is None
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
-def test_a_checkpoint_without_a_state_that_the_trainer_would_not_miss_is_not_whole(copied, name):
-    """Stock resumes from it, to other weights, without a word."""
-    (copied / name).unlink()
-    assert trl_replay.last_complete_checkpoint(copied.parent) is None
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_a_checkpoint_without_what_an_older_one_has_is_not_taken_before_it(checkpoint, tmp_path, name):
-    older, newer = (Path(shutil.copytree(checkpoint, tmp_path / f"checkpoint-{step}")) for step in (4, 6))
-    (newer / name).unlink()
-    assert trl_replay.last_complete_checkpoint(tmp_path) == str(older)
-
-
-@pytest.mark.parametrize("kept", ["global_step6", "optimizer_0", "optimizer.bin"])
-def test_an_engine_keeps_states_under_names_of_its_own(copied, kept):
-    (copied / "optimizer.pt").rename(copied / kept)
-    (copied / "scheduler.pt").unlink()
-    assert trl_replay.last_complete_checkpoint(copied.parent) == str(copied)
-
-
 def test_what_trl_writes_after_the_trainers_state_is_waited_for(tmp_path, monkeypatch):
     """TRL's entropy controller is saved last of all."""
     trainer = build(tmp_path, max_steps=6, use_adaptive_entropy=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,6 @@ NAME = re.compile(r"checkpoint-([0-9]+)")
 """Name that the trainer gives a checkpoint, with its step."""
 KINDS = (".json", ".pt", ".pth", ".safetensors")
 """Endings of files that show their length."""
-GENERATORS = re.compile(r"rng_state.*\.pth")
-OF_ENGINES = re.compile(r"global_step\d+|optimizer_\d+|optimizer\.bin")
-WEIGHTS = re.compile(r"[\w-]*model[\w-]*\.(safetensors|bin)")
-"""Files of the generators' states, of states that DeepSpeed or FSDP keeps, and of weights."""
 UNFINISHED = "checkpoint-is-incomplete.txt"
 """Stands in a checkpoint as long as the trainer writes it on SIGTERM (`enable_jit_checkpoint`)."""
 
@@ -80,8 +76,8 @@ def last_complete_checkpoint(output_dir: str | Path) -> str | None:
     """
     while True:
         folders = numbered_checkpoints(output_dir)
-        for older, folder in reversed([*zip([None, *folders], folders, strict=False)]):
-            if _is_complete(folder) and _has_states(folder, older):
+        for folder in reversed(folders):
+            if _is_complete(folder):
                 return str(folder)
         if numbered_checkpoints(output_dir) == folders:  # else a run has saved and rotated in the meantime
             return None
@@ -102,22 +98,6 @@ def _is_complete(folder: Path) -> bool:
     left_behind = saved is None  # ours, if any, are then another run's
     paths = [path for path in folder.rglob("*") if not (left_behind and FOLDER in path.parts)]
     return _has_all_ranks(folder, saved) and all(map(_has_its_end, paths))
-
-
-def _has_states(folder: Path, older: Path | None) -> bool:
-    """Tell whether what the trainer goes on from is there: what the next older checkpoint has and, where it saves the
-    generators' states, an optimizer and a scheduler, which it would not miss; an engine keeps these elsewhere."""
-    names = {path.name for path in folder.iterdir()}
-    needed = set() if older is None else _states({path.name for path in older.iterdir()})
-    if any(map(GENERATORS.fullmatch, names)) and not any(map(OF_ENGINES.fullmatch, names)):
-        needed |= {"optimizer", "scheduler"}
-    return needed <= _states(names)
-
-
-def _states(names: Set[str]) -> set[str]:
-    """What a checkpoint's files are, by kind: weights, under any name, and states."""
-    found = {name.partition(".")[0] for name in names & {"optimizer.pt", "scheduler.pt", "scaler.pt"}}
-    return found | {"weights" for name in names if WEIGHTS.fullmatch(name)}
 
 
 def _has_its_end(path: Path) -> bool:
