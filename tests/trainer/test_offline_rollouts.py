@@ -213,22 +213,11 @@ THINKS = (
 """As Qwen3's: the last answer begins with a block of reasoning, also if there is none."""
 
 
-def test_an_empty_block_of_reasoning_before_a_call_is_not_the_models(tmp_path):
-    session = attached(chat_trainer(tmp_path, template=THINKS, max_completion_length=40))
-    call = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
-    silent = [{"role": "assistant", "content": f"{row}", "tool_calls": call} for row in range(3)]
-    thought = {"role": "assistant", "content": "3", "tool_calls": call, "reasoning_content": "hm"}
-    assert session.add(rows_of(QUESTION, [[turn] for turn in (*silent, thought)], LIVE)) == 1
-    assert stored(session)[:3] == [f"{row}call look<end>" for row in range(3)]
-    assert stored(session)[3].startswith("<think>hm")
-
-
-def test_a_call_after_which_the_model_would_go_on_is_refused(tmp_path):
-    session = attached(chat_trainer(tmp_path, ends=False, template=THINKS, max_completion_length=40))
-    call = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
-    made = [[{"role": "assistant", "content": f"{row}", "tool_calls": call}] for row in range(4)]
-    with pytest.warns(UserWarning, match="the chat template ends it with no token at which the model stops"):
-        assert session.add(rows_of(QUESTION, made, LIVE)) == 0
+def test_an_empty_block_of_reasoning_is_not_the_models(tmp_path):
+    session = attached(chat_trainer(tmp_path, template=THINKS))
+    turns = [[{"role": "assistant", "content": f"{row}"}] for row in range(4)]
+    assert session.add(rows_of(QUESTION, turns, LIVE)) == 1
+    assert stored(session) == [f"{row}<end>" for row in range(4)]
 
 
 def test_a_batch_wide_scale_is_that_of_each_piece_of_a_file(tmp_path):

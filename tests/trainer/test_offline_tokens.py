@@ -166,25 +166,19 @@ def test_155_turns_and_tools_of_a_file_are_what_the_trainer_made_of_them_by_thei
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-@pytest.mark.parametrize("form", ["mappings", "from_list", "json", "file"])
+@pytest.mark.parametrize("form", ["mappings", "from_list"])
 def test_arguments_that_a_dataset_fills_in_reach_no_template(tmp_path, form):
     """`from_list` of datasets 5.2 gives every call all arguments of all calls, None where it had none."""
-    from datasets import Dataset, load_dataset
+    from datasets import Dataset
 
     arguments = [{"key": "a"}, {"other": {"x": 1}}, {"key": "c", "other": {"y": [2]}}]
-    made = rows_of(QUESTION, [*map(calling, arguments), *said("4")], REWARDS)
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, made)))
-    source = {
-        "mappings": lambda: made,
-        "from_list": lambda: Dataset.from_list(made),
-        "json": lambda: load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path)),
-        "file": lambda: str(path),
-    }[form]()
-    session = attached(tool_trainer(tmp_path))
-    assert session.add(source) == 1
-    told = [text.removesuffix("<|im_end|>") for text in stored(session)]
-    assert told == [*map(as_qwen, arguments), "4"]
+    asked = [*QUESTION, *itertools.chain(*map(calling, arguments)), *QUESTION]
+    made = rows_of(asked, said(*"1234"), REWARDS)
+    trainer = tool_trainer(tmp_path)
+    session = attached(trainer)
+    assert session.add(made if form == "mappings" else Dataset.from_list(made)) == 1
+    (prompt,) = stored(session, key="prompt_ids")
+    assert all(as_qwen(given) in prompt for given in arguments)
 
 
 def calling(arguments):
@@ -200,10 +194,14 @@ def as_qwen(arguments):
 @pytest.mark.parametrize(
     ("completion", "reason"),
     [
-        ([{"role": "user", "content": "1"}], "of several turns, give completion_ids, and tool_mask"),
-        ([*said("1")[0], {"role": "tool", "content": "2"}, *said("2")[0]], "of several turns, give completion_ids"),
+        (
+            [{"role": "user", "content": "1"}],
+            "of several turns, calls of tools, and reasoning, give completion_ids, and tool_mask",
+        ),
+        ([*said("1")[0], {"role": "tool", "content": "2"}, *said("2")[0]], "of several turns"),
         ("1<end>\n<turn>user 2", "goes on after the end of a turn"),
-        ([{"role": "assistant", "content": "1", "reasoning_content": "hm"}], "leaves out its reasoning_content"),
+        ([{"role": "assistant", "content": "1", "reasoning_content": "hm"}], "calls of tools, and reasoning, give"),
+        (calling({"key": "a"}), "calls of tools, and reasoning, give completion_ids, and tool_mask"),
         ([{"role": "assistant", "content": [{"type": "image"}]}], "more than text"),
         ([{"role": "assistant", "content": None, "tool_calls": ["{"]}], "parse arguments that are text"),
         ([{"role": "assistant", "content": None}], "says nothing"),
@@ -214,13 +212,6 @@ def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(t
     assert session.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS])) == 1
     (counted,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
     assert reason in counted
-
-
-def test_a_file_of_which_every_row_is_refused_is_warned_of_with_the_reason(tmp_path):
-    session = attached(chat_trainer(tmp_path))
-    refused = "No group of the rows given was added: a row was refused: .*the chat template leaves out its tool_calls"
-    with pytest.warns(UserWarning, match=refused):
-        assert session.add(rows_of(QUESTION, [calling({"key": "a"})] * 4, REWARDS)) == 0
 
 
 def test_155_rollouts_that_failed_are_no_wrong_answers(tmp_path):

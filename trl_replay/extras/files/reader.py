@@ -26,7 +26,7 @@ QUESTION = {"role": "user", "content": "question"}
 ANSWER = "trl-replay-answer"
 """What stands for an answer where only the template around it counts."""
 WORDS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "tool_calls", "function_call")
-"""Keys of a message whose values are words of the model, too: only the chat template knows how it says them."""
+"""Keys of a message whose values are words of the model, too: how it says them, only its tokens tell."""
 UNSAID = re.compile(r"\A\s*<(\w+)>\s*</\1>\s*")
 """An empty block of reasoning, which templates put before an answer without any: the model never said it."""
 
@@ -72,12 +72,13 @@ class Tokens:
         """
         if isinstance(completion, str):
             ids = self._one_turn(self._begun(prompt_ids, self._of_text(completion)))
-        elif [message["role"] for message in completion] == ["assistant"]:
-            ids = self._model_turn(prompt_ids, completion[0])
-        else:
+        elif [message["role"] for message in completion] != ["assistant"] or any(map(completion[0].get, WORDS)):
             raise RowError(
-                "it is not one message of the assistant's: of several turns, give completion_ids, and tool_mask"
+                "it is not one message of the assistant's with text alone: of several turns, calls of tools, and "
+                "reasoning, give completion_ids, and tool_mask"
             )
+        else:
+            ids = self._model_turn(prompt_ids, completion[0]["content"])
         most = self._trainer.max_completion_length
         if cut_off or self._stops.intersection(ids[-1:]) or (most is not None and len(ids) >= most):
             return ids
@@ -89,7 +90,7 @@ class Tokens:
         or the model goes on at its."""
         after = ""
         with suppress(RowError):
-            _, _, after = self._said({"role": "assistant", "content": ANSWER}).partition(ANSWER)
+            _, _, after = self._said(ANSWER).partition(ANSWER)
         ends = [token for token in self._of_text(after) if token in self._stops]
         return int([*ends, self._tokenizer.eos_token_id][0])
 
@@ -110,14 +111,13 @@ class Tokens:
             raise RowError("its text goes on after the end of a turn")
         return ids[:end]
 
-    def _model_turn(self, before: Sequence[int], message: Mapping[str, Any]) -> list[int]:
-        """Return the ids of one message of the model, without an end: its text as it is or, with reasoning, calls of
-        tools, or a channel beside it, what the chat template makes of them."""
-        text = _text(message["content"])
-        said = self._said({**message, "content": ANSWER if text else ""})
+    def _model_turn(self, before: Sequence[int], content: Any) -> list[int]:
+        """Return the ids of one message of the model, without an end: its text as it is or, where the chat template
+        puts a channel before it, what that makes of it."""
+        text = _text(content)
+        said = self._said(ANSWER if text else "")
         heading, _, _ = said.partition(ANSWER)
-        is_plain = not any(message.get(name) for name in WORDS)
-        if is_plain and not {*self._tokenizer.all_special_ids}.intersection(self._of_text(heading)):
+        if not {*self._tokenizer.all_special_ids}.intersection(self._of_text(heading)):
             said = text
         ids = self._one_turn(self._begun(before, self._of_text(said.replace(ANSWER, text))))
         has_end = not self._stops.isdisjoint(ids[-1:])
@@ -125,24 +125,17 @@ class Tokens:
             raise RowError("the chat template ends it with no token at which the model stops")
         return ids[:-1] if has_end else ids
 
-    def _said(self, message: Mapping[str, Any]) -> str:
-        """Return what the chat template makes of a message of the model, after what asks for it.
+    def _said(self, content: str) -> str:
+        """Return what the chat template makes of a text of the model, after what asks for it.
 
         Raises:
-            RowError: It can't, or leaves something out.
+            RowError: It can't.
         """
         try:
-            text = compat.rendered(self._trainer, [QUESTION, message], False)
+            text = compat.rendered(self._trainer, [QUESTION, {"role": "assistant", "content": content}], False)
             opened = compat.rendered(self._trainer, [QUESTION], True)
         except Exception as error:
             raise RowError(f"the chat template can't say it ({type(error).__name__}: {error})") from error
-        if not text.startswith(opened) and any(message.get(name) for name in WORDS):
-            raise RowError("the chat template begins such an answer in another way than it asks for one")
-        for name in WORDS:
-            value = message.get(name) or ()
-            words = [value] if isinstance(value, str) else [call["function"]["name"] for call in value]
-            if any(word.strip() not in text for word in words):
-                raise RowError(f"the chat template leaves out its {name}")
         return UNSAID.sub("", text.removeprefix(opened)) if text.startswith(opened) else ANSWER
 
 
