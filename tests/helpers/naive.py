@@ -184,11 +184,16 @@ class Naive:
         self.entries = kept
 
     def check_table(self) -> None:
-        """Each entry's score and number of uses before this batch, and its age."""
+        """Each entry's score and number of uses before this batch, its age, and the entries of its prompt."""
         table = self.session.buffer.table
         rows = table.rows_of([entry.serial for entry in self.entries])
         self.same("generated at", table.update[rows].tolist(), [entry.update for entry in self.entries])
         self.same("used", table.uses[rows].tolist(), [entry.uses for entry in self.entries])
+        slots, serials = np.array([(entry.slot, entry.serial) for entry in self.entries]).reshape(-1, 2).T
+        same = slots[:, None] == slots
+        self.same("of one prompt are", table.peers[rows].tolist(), same.sum(axis=1).tolist())
+        newer = (same & (serials > serials[:, None])).sum(axis=1)
+        self.same("newer ones of it are", table.newer[rows].tolist(), newer.tolist())
         np.testing.assert_allclose(table.score[rows], [entry.score for entry in self.entries], rtol=1e-4, atol=1e-4)
 
     def rank(self, entry: Entry, there: list[Entry]) -> Any:
