@@ -206,8 +206,8 @@ class SessionHooks(Protocol):
     def trl_replay_plan(self, plan: Plan, groups: Groups, table: Table, context: Context) -> None:
         """Edit what each row trains on, once slots are filled. Called in every iteration; not in a dry run.
 
-        Set `plan.masked` or `plan.silent`, clear `plan.kl`, change `plan.advantages`, or copy live groups into dead
-        slots with `plan.copy`. `groups` are the fresh ones; `plan.column` gives a value for each row.
+        Set `plan.masked` or `plan.silent`, clear `plan.kl`, or change `plan.advantages`. `groups` are the fresh ones;
+        `plan.column` gives a value for each row.
 
         >>> class Plugin:
         ...     @hookimpl

@@ -371,7 +371,7 @@ class PlanContract:
         plan = make_plan(groups, table, entries)
         if iteration:
             plan.leave_empty(plan.unfilled)
-        context = make_context(table, iteration=iteration, rank_of_slot=np.zeros(len(groups), np.int64))
+        context = make_context(table, iteration=iteration)
         _hooks_of(type(self)).plan(plan, groups, table, context, of_tokens=False)
         return plan
 

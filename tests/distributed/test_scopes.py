@@ -190,32 +190,6 @@ def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(launches,
     assert_same_gradients(ranks, one)
 
 
-@pytest.mark.parametrize("layout", ["whole", "straddling"])
-def test_copies_of_live_groups_stay_on_their_rank_and_are_counted(launches, layout):
-    ranks = launches(2, f"copies {layout}")
-    rows, size = LAYOUTS[2][NAMES.index(layout)]
-    copied = 0
-    for step in range(STEPS):
-        total = sum(rank["steps"][step]["trained"] for rank in ranks)
-        fresh, out = everywhere(ranks, step, "fresh"), everywhere(ranks, step, "out")
-        flags = everywhere(ranks, step, "replayed")
-        for number, rank in enumerate(ranks):
-            shown = rank["steps"][step]
-            assert shown["items"] == total
-            for first in range(-number * rows % size, rows - size + 1, size):
-                slot = slice(first, first + size)
-                if shown["out"][slot] != shown["fresh"][slot] and not shown["replayed"][first]:
-                    assert any(
-                        shown["out"][slot] == shown["fresh"][other : other + size] for other in range(rows - size + 1)
-                    ), "a live group of the same rank"
-                    copied += 1
-        for row in range(0, len(out), size):
-            straddles = row // rows != (row + size - 1) // rows
-            if straddles and not flags[row]:
-                assert out[row : row + size] == fresh[row : row + size]
-    assert (copied > 0) == (layout == "whole"), "of six rows only one group of four is whole"
-
-
 def alone(folder, rows, **settings):
     """The same script on one process."""
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}

@@ -33,7 +33,5 @@ class Credit(Checked):
 def followed(trainer: Any, **chosen: Any) -> tuple[Any, Watch]:
     session = trl_replay.attach(trainer, replay_start=0, **chosen)
     watch = watched(trainer, session)
-    if chosen.get("replay_unfilled") == "intra_batch":
-        trainer.watch = None
     trainer.train()
     return session, watch

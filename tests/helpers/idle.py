@@ -73,7 +73,7 @@ OTHERS = {
     },
     **{
         f"{name}, replay_unfilled='{choice}'": Idle({"beta": 0.2}, {"replay_unfilled": choice, **dry}, rewards)
-        for choice in ("mask", "exclude", "intra_batch")
+        for choice in ("mask", "exclude")
         for name, dry, rewards in (("a dry run", {"replay_dry_run": True}, SCRIPT), ("no dead group", {}, [ALL_LIVE]))
     },
     "a dry run of mixed rows": Idle({}, {**INJECTED, "replay_dry_run": True, "replay_plugins": "loud"}),

@@ -107,7 +107,6 @@ class Naive:
         self.check_table()
         if generated:
             self.collect(update, solved)
-            self.copies = self.check_copies()
         if generated or self.drawn:
             watch.out.append(self.flags(update, generated))
             halved = [self.plugin == "plan" and (generated or slot in self.filled) for slot in range(SLOTS)]
@@ -323,20 +322,6 @@ class Naive:
             value = float(score(total, self.own[slot], update))
             self.waiting.append(Entry(serial, slot, update, self.rewards[slot], total, trains, value))
 
-    def check_copies(self) -> dict[int, int]:
-        """Slot → the live slot that it holds a copy of: each once before any twice."""
-        live = [slot for slot in range(SLOTS) if not self.dead[slot] and slot not in self.filled]
-        empty = [slot for slot in range(SLOTS) if self.dead[slot] and slot not in self.filled]
-        copied = {row // SIZE: source // SIZE for row, source in self.watch.copied[-1].items()}
-        if self.setting("unfilled") != "intra_batch" or not live:
-            self.same("copies are", copied, {})
-            return {}
-        self.same("copies stand in", sorted(copied), empty)
-        uses = [[*copied.values()].count(slot) for slot in live]
-        assert not empty or max(uses) - min(uses) <= 1
-        assert set(copied.values()) <= set(live)
-        return copied
-
     def flags(self, update: int, generated: bool) -> tuple[list[bool], list[bool]]:
         """Rows that are silent, and rows that are in no denominator: those of which none is left stay there."""
         watch, unfilled = self.watch, self.setting("unfilled", "keep")
@@ -353,8 +338,6 @@ class Naive:
             masked[:, 1] |= update % 2 == 1
             silent[:, 2] = True
         empty = [slot for slot in range(SLOTS) if generated and self.dead[slot] and slot not in self.filled]
-        for slot, source in (self.copies if generated else {}).items():
-            masked[slot], silent[slot] = masked[source], silent[source]
         masked[empty] |= unfilled == "exclude"
         silent[empty] |= unfilled == "mask"
         left = not masked.all()
@@ -372,8 +355,6 @@ class Naive:
             for row, stored in watch.taken[step].items():
                 born, source = watch.source(*stored)
                 found[row] = self.trained[born][source]
-        for row, source in watch.copied[step].items():
-            found[row] = found[source]
         return found * self.factors[step]
 
     def finish(self) -> None:

@@ -140,7 +140,7 @@ def random_pattern(number: int, ranks: int) -> Pattern:
         "replay_start": 0,
         "replay_sampler": str(random.choice(["proportional", "prompt_balanced", "uniform", "top", "newest"])),
         "replay_evictor": str(random.choice(["heap", "prompt_balanced", "fifo", "reservoir"])),
-        "replay_unfilled": str(random.choice(["keep", "mask", "intra_batch"])),
+        "replay_unfilled": str(random.choice(["keep", "mask", "exclude"])),
         "replay_max_uses": [None, 1, 2][random.integers(3)],
         "replay_max_age": [None, 2][random.integers(2)],
     }
@@ -243,7 +243,6 @@ def _wrong_rows(
     own = compat.advantages(pattern.scored(update), SETUP, pattern.size).tolist()
     advantages |= {(update, row): value for row, value in enumerate(own)}
     live = pattern.live_groups(update)
-    copied = pattern.settings["replay_unfilled"] == "intra_batch"
     seen = set()
     for group in range(pattern.groups):
         rows = range(group * pattern.size, (group + 1) * pattern.size)
@@ -259,7 +258,7 @@ def _wrong_rows(
             if pattern.settings["replay_scope"] == "process" and first // pattern.rows != rows[0] // pattern.rows:
                 yield f"{here}: slot {group} was filled with another rank's group"
             seen.add((when, first))
-        elif (when, first) != (update, rows[0]) and not (copied and when == update and not live[group]):
+        elif (when, first) != (update, rows[0]):
             yield f"{here}: slot {group} holds {(when, first)}, which was not replayed"
         if [trained[row] for row in rows] != [advantages[key] for key in origin]:
             yield f"{here}: slot {group} trains with advantages that are not its rows'"

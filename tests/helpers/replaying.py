@@ -186,7 +186,6 @@ class Watch:
         self.follows = isinstance(session.trainer, Checked)
         self.out: list[tuple[list[bool], list[bool]]] = []  # per step, which rows are silent and excluded: by hand
         self.updates: list[int] = []  # per step, updates done
-        self.copied: list[dict[int, int]] = []  # per step, row of the batch → the fresh row that it is a copy of
         self.after_step: Callable[[bool], None] = lambda generated: None  # called when a batch was composed
         self._session = session
         step, expect, move = session.step.take, session.step.tap.expect, session.step.communicator.move
@@ -212,7 +211,6 @@ class Watch:
             out = step(batch, score)
             self.generated = len(self.steps)
             self.steps.append((complete[0], out))
-            self.copied.append(self.copies(complete[0], out))
             self.updates.append(session.trainer.state.global_step)
             self.after_step(True)
             return self.numbered(out)
@@ -252,7 +250,6 @@ class Watch:
                 self.taken.append(self.taken[composed])
             else:
                 self.steps.append((before, out))
-            self.copied.append({} if out is not None else self.copied[composed])
             self.updates.append(session.trainer.state.global_step)
             for kept in (self.policy, self.rewards):
                 if kept:
@@ -284,16 +281,6 @@ class Watch:
         """The batch with the number of each row."""
         return {**batch, NUMBER: torch.arange(len(batch["prompt_ids"]))}
 
-    def copies(self, before: Batch, after: Batch) -> dict[int, int]:
-        """Rows of a composed batch that are copies of fresh ones in other slots."""
-        rows = range(len(before["advantages"]))
-        own, now = ([tokens_of(original(batch, row, self.pad)) for row in rows] for batch in (before, after))
-        return {
-            row: next(other for other in rows[row % self.size :: self.size] if own[other] == now[row])
-            for row in rows
-            if now[row] != own[row] and row not in self.taken[-1]
-        }
-
     def left_out(self, step: int = -1) -> tuple[list[bool], list[bool]]:
         """Which rows of a batch are silent, and which are in no denominator: by hand, or as the batch says."""
         if self.out:
@@ -321,8 +308,6 @@ class Watch:
         for target, stored in self.taken[step].items():
             origin, source = self.source(*stored)
             rows[target] = original(self.steps[origin][0], source, self.pad)
-        for target, source in self.copied[step].items():
-            rows[target] = original(before, source, self.pad)
         _, excluded = self.left_out(step)
         if not all(excluded):
             rows = [row for row, is_out in zip(rows, excluded, strict=True) if not is_out]
@@ -362,10 +347,6 @@ class Watch:
                 row["ref_per_token_logps"] = logps[number, : len(row["ids"])]
             rows.append(row)
         return rows
-
-
-def tokens_of(row: dict[str, Any]) -> tuple[list[int], list[int]]:
-    return row["prompt"].tolist(), row["ids"].tolist()
 
 
 def original(batch: Batch, row: int, pad: int) -> dict[str, Any]:
@@ -525,7 +506,7 @@ def check_batches(watch: Watch) -> None:
             found = original(after, row, watch.pad)
             taken = watch.taken[number].get(row)
             if taken is None:
-                stored = original(before, watch.copied[number].get(row, row), watch.pad)
+                stored = original(before, row, watch.pad)
             else:
                 step, source = watch.source(*taken)
                 assert step < number

@@ -266,9 +266,8 @@ def follow(folder: Any, name: str | Scenario, make: Callable[..., Any] = build, 
     return trainer, session
 
 
-def compared(trainer: Any, replay: dict[str, Any], gradients: bool = True, batches: bool = True) -> Session:
-    """Trains with replay, and compares every loss, gradient and batch with those by hand, unless not asked to: batches
-    that hold copies, which are neither fresh rows nor an entry's, are not."""
+def compared(trainer: Any, replay: dict[str, Any], gradients: bool = True) -> Session:
+    """Trains with replay, and compares every loss, gradient and batch with those by hand, unless not asked to."""
     generates = "replay_refill" in replay
     trainer.correction = Named.read(replay.get("replay_correction", "ratio")).name
     trainer.gate = gate(replay, trainer.args.importance_sampling_level)
@@ -280,13 +279,10 @@ def compared(trainer: Any, replay: dict[str, Any], gradients: bool = True, batch
         rules = trainer.reward_weights.tolist(), trainer.scale_rewards, trainer.multi_objective_aggregation
         watch.advantages = lambda step: mixed_advantages(watch, step, mode, *rules)
     trainer.train()
-    if batches:
-        check_batches(watch)
-    check_losses(trainer, replays=batches and not generates)
+    check_batches(watch)
+    check_losses(trainer, replays=not generates)
     assert len(trainer.gradient_errors) == len(trainer.compared) * trainer.gradients
     assert all(error < 1e-3 for error in trainer.gradient_errors)
-    if not batches:
-        return session
     counts = session.totals.counters
     assert counts["refilled" if generates else "rows" if mode else "replaced"] > 0
     assert counts["rows"] < watch.size * counts["replaced"] or not mode, "stored rows stand beside fresh ones"

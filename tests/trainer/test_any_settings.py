@@ -18,6 +18,7 @@ from support import DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
 
 import trl_replay
 from trl_replay.base.validation import Named
+from trl_replay.data.plan import EMPTY
 
 RIGHT, MOST, FAILED = [1.0] * 4, [1.0, 1.0, 1.0, 0.0], [1.0, None, 0.75, 0.0]
 TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
@@ -50,7 +51,7 @@ AXES = {
     ],
     "weight": [{}, {}, {"replay_weight": 0.5}, {"replay_max_weight": 1.02},
                {"replay_weight": 0.8, "replay_max_weight": 0.7}],
-    "unfilled": ["keep", "mask", "exclude", "intra_batch"],
+    "unfilled": ["keep", "mask", "exclude"],
     "plugin": ["", "", "advantages", "plan"],
     "sampler": ["uniform", "newest", "top", "least_used", "proportional", "prompt_balanced"],
     "size": [2, 3, 4, 64],
@@ -135,8 +136,6 @@ def settings_of(chosen):
         replay |= {"replay_sampler": f"same_prompt(by={by!r})", "replay_mixer": f"inject(rows={rows})"}
     if replay.get("replay_kl") == "all_wrong":
         replay["replay_unfilled"] = "keep"
-    elif replay["replay_unfilled"] == "intra_batch" and "replay_iterations" in replay:
-        replay["replay_unfilled"] = "exclude"
     by_token = level == "token" or chosen["loss"] == "cispo"
     if chosen["correction"] in ("truncated", MASKED, PROXIMAL) and not by_token:
         replay["replay_correction"] = "topr"
@@ -168,7 +167,7 @@ def double_all(groups):
 
 
 def edit(plan, context):
-    plan.advantages = np.where(plan.entry < -9, 1.0, 0.5) * plan.advantages
+    plan.advantages = np.where(plan.entry == EMPTY, 1.0, 0.5) * plan.advantages
     plan.masked[:, 1] |= context.update % 2 == 1
     plan.silent[:, 2] = True
     plan.kl[:, 0] = False

@@ -25,7 +25,6 @@ def trainer(policy, tmp_path, monkeypatch):
         ({"replay_iterations": "replay"}, r"replay_iterations='replay'.*'same'"),
         ({"replay_kl": "fresh"}, r"replay_kl='fresh'.*'all'"),
         ({"replay_record": "forward"}, r"replay_record='forward'.*'auto'"),
-        ({"replay_unfilled": "intra_batch"}, r"replay_unfilled='intra_batch'.*'exclude'"),
         ({"replay_unfilled": "mask"}, r"replay_unfilled='mask'.*'exclude'"),
         ({"replay_max_weight": 2.0}, r"replay_max_weight=2.0.*leave it out"),
         ({"replay_task_columns": ["level"]}, r"replay_task_columns=\['level'\].*use \[\]"),

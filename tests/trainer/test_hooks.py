@@ -161,7 +161,6 @@ def check_eligible(calls, session):
 
 def check_plan(calls, session):
     assert [call["context"].iteration for call in calls] == [0] * 4
-    assert all(call["context"].rank_of_slot.tolist() == [0, 0, 0] for call in calls)
     assert [call["plan"].stored.any(axis=1).sum() for call in calls] == [0, 1, 2, 2]
     assert all(call["groups"].dead.tolist() == [False, True, True] for call in calls)
 

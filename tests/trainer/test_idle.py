@@ -43,7 +43,6 @@ CORRECTED = [
     {"replay_max_weight": 1.01},
     {"replay_unfilled": "mask"},
     {"replay_unfilled": "exclude"},
-    {"replay_unfilled": "intra_batch"},
 ]
 """What looks at log-probs of replayed rows or at what is left of dead groups."""
 

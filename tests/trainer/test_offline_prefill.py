@@ -345,14 +345,9 @@ TOOLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("script", "settings"),
-    [(([LIVE, DEAD, DEAD], [DEAD, DEAD, DEAD]), {}), (([LIVE, DEAD, DEAD],), {"replay_unfilled": "intra_batch"})],
-    ids=["the run's own", "copies of its own"],
-)
-def test_a_group_whose_tokens_a_file_masks_is_replayed_beside_others(tmp_path, script, settings):
-    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=2)
-    session = trl_replay.attach(trainer, replay_start=0, **settings)
+def test_a_group_whose_tokens_a_file_masks_is_replayed_beside_others(tmp_path):
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD, DEAD, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_start=0)
     assert session.add(TOOLS) == 1
     steps = record(session)
     trainer.train()

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from replaying import build
-from scenarios import Scenario, compared, follow, train
-from support import DEAD, HALF, LIVE, Rewards, plugin, scoring
+from scenarios import Scenario, follow, train
+from support import DEAD, HALF, LIVE, plugin, scoring
 
 from trl_replay import hookimpl
 from trl_replay.errors import HookError, ResultError
@@ -95,20 +93,6 @@ def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path):
         assert [bool(flag & EXCLUDED) for flag in flags] == (out["completion_mask"].sum(dim=1) > 3).tolist()
 
 
-def test_the_plugin_of_the_page_that_copies_the_best_group(tmp_path):
-    trainer = build(tmp_path, Rewards(*SCRIPT), loss_type="grpo", max_steps=7)
-    with plugin(plan=of_page("a copy of the batch's best")):
-        session = compared(trainer, {"replay_buffer_size": 0, "replay_plugins": "mine"}, batches=False)
-    for before, after in trainer.watch.steps:
-        advantages = before["advantages"].view(3, 4)
-        live = advantages.abs().amax(dim=1) > 0
-        best = max(live.nonzero().flatten().tolist(), key=lambda slot: int((advantages[slot] > 0).sum()))
-        trained = after["advantages"].view(3, 4)
-        for slot in range(3):
-            assert torch.equal(trained[slot], advantages[slot if live[slot] else best])
-    assert session.metrics["replay/dead_fraction_after"] == 0.0
-
-
 def edit(**columns):
     """A plugin's function that writes columns."""
 
@@ -127,16 +111,9 @@ def edit(**columns):
         (edit(advantages=lambda plan: plan.advantages[:1]), "plan.advantages must stay an array of float64"),
         (edit(advantages=lambda plan: plan.advantages * np.nan), "give finite numbers"),
         (edit(advantages=lambda plan: plan.advantages + 1e12), "at most 1e\\+09"),
-        (lambda plan: plan.copy([0], [1]), "dead slots without a stored row"),
-        (lambda plan: plan.copy([1], [1]), "live groups without a stored row"),
-        (lambda plan: plan.copy([1], [7]), "7 is not one of them"),
-        (lambda plan: plan.copy([1.9], [0]), "lists of slot numbers"),
-        (lambda plan: plan.copy(np.array([False, True, False]), [0]), "lists of slot numbers"),
-        (lambda plan: plan.copy([1], [0, 2]), "equally long"),
         (edit(source=lambda plan: plan.source[:, ::-1].copy()), "plan.entry and plan.source are read-only"),
         (edit(entry=lambda plan: np.zeros_like(plan.entry)), "plan.entry and plan.source are read-only"),
         (lambda plan: plan.leave_empty(plan.unfilled), "plan.entry and plan.source are read-only"),
-        (lambda plan: (plan.copy([1], [0]), plan.entry.fill(-1))[:0], "read-only"),
         (lambda plan: plan.entry.fill(0), "read-only"),
         (lambda plan: 3, "returned a value"),
     ],
@@ -154,16 +131,6 @@ def test_nothing_is_taken_back(tmp_path):
     }
     with pytest.raises(ResultError, match="a plugin may only mask rows"):
         train(tmp_path, *SCRIPT, hooks=masks, max_steps=2)
-
-
-def test_a_copy_of_masked_rows_stays_masked_too(tmp_path):
-    def copy_and_unmask(plan):
-        plan.copy([1], [0])
-        plan.masked[1] = False
-
-    first, last = plugin(plan=copy_and_unmask), plugin("masking", plan=edit(masked=lambda plan: plan.kl.copy()))
-    with first, last, pytest.raises(ResultError, match="a plugin may only mask rows"):
-        train(tmp_path, *SCRIPT, max_steps=2, replay_plugins=["mine", "masking"])  # the last one is called first
 
 
 def test_142_a_setting_runs_after_a_plugin_that_asks_to_be_last(tmp_path):

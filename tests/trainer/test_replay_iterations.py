@@ -133,7 +133,6 @@ def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path):
             {"replay_mixer": "inject", "replay_sampler": "same_prompt"},
             "use replay_mixer='whole'",
         ),
-        ({"num_iterations": 2}, {"replay_unfilled": "intra_batch"}, "replay_unfilled='intra_batch' does not go"),
         ({"num_iterations": 2}, {"replay_buffer_size": 0, "replay_unfilled": "mask"}, "replay_buffer_size=0"),
         ({"num_iterations": 2}, {"replay_kl": "fresh"}, "beta=0: set beta"),
         (

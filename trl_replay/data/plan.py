@@ -15,11 +15,11 @@ from .types import LARGEST_ADVANTAGE, NONE, Bools, Floats, Groups, Ints
 Found = TypeVar("Found")
 FRESH = NONE
 """In [`Plan.entry`]: the fresh row itself."""
-EMPTY = int(np.iinfo(np.int64).min)
+EMPTY = -2
 """In [`Plan.entry`]: the masked placeholder of a slot of a further iteration that nothing fills."""
 EDITABLE = {"advantages": np.float64, "masked": np.bool_, "silent": np.bool_, "kl": np.bool_}
 """Columns that a plugin may change, and their types."""
-TABLE = ("entry", "source", *EDITABLE, "_dead", "_rank_of_slot", "_reshaped")
+TABLE = ("entry", "source", *EDITABLE, "_reshaped")
 """All columns of a plan."""
 
 
@@ -43,12 +43,11 @@ class Plan:
     """What the rows of `n` groups train on, as `(n, G)` columns over the groups that the scope shares; equal on all
     its processes.
 
-    A plugin may set `masked` and `silent`, clear `kl`, change `advantages`, and [`copy`][trl_replay.Plan.copy] live
-    groups into dead slots. Nothing is taken back.
+    A plugin may set `masked` and `silent`, clear `kl`, and change `advantages`. Nothing is taken back.
 
     Attributes:
-        entry (int64): `FRESH` for the fresh row; `e >= 0` for a row of entry `e` of the table; `-2 - slot` for a copy
-            of that live group of this batch; `EMPTY` for a placeholder. Read-only.
+        entry (int64): `FRESH` for the fresh row; `e >= 0` for a row of entry `e` of the table; `EMPTY` for a
+            placeholder. Read-only.
         source (int64): Which row of that group. Read-only.
         advantages (float64): As trained. Where each token has its own, the mean of their sizes, not to be changed.
         masked (bool): No gradient, and in no denominator of the loss. Where nothing would be left on any process,
@@ -63,21 +62,13 @@ class Plan:
     masked: Bools
     silent: Bools
     kl: Bools
-    _dead: Bools = field(repr=False)  # (n,)
-    _rank_of_slot: Ints = field(repr=False)  # (n,)
     _reshaped: Bools = field(repr=False)  # rows whose advantages a plugin changed
     _placed: tuple[Ints, ...] = field(default=(), repr=False)  # entry and source as the plan has written them
     _known: tuple[Any, dict[Any, Any]] = field(default=(None, {}), repr=False)  # what follows from which `entry`
 
     @classmethod
-    def of(cls, groups: Groups, rank_of_slot: Ints | None = None) -> Plan:
-        """Return the plan in which every row trains on itself.
-
-        Args:
-            groups ([`Groups`]): The fresh groups.
-            rank_of_slot (`(n,)` int64, *optional*): The process that has all rows of a group, -1 if they straddle
-                processes.
-        """
+    def of(cls, groups: Groups) -> Plan:
+        """Return the plan in which every row of the fresh groups trains on itself."""
         shape = groups.advantages.shape
         return cls(
             entry=np.full(shape, FRESH, np.int64),
@@ -86,8 +77,6 @@ class Plan:
             masked=groups.masked.copy(),
             silent=np.zeros(shape, bool),
             kl=np.ones(shape, bool),
-            _dead=groups.dead,
-            _rank_of_slot=np.zeros(shape[0], np.int64) if rank_of_slot is None else rank_of_slot,
             _reshaped=np.zeros(shape, bool),
         )
 
@@ -96,7 +85,7 @@ class Plan:
         """Return the plan of no groups."""
         none = np.zeros((0, 1), bool)
         whole = none.astype(np.int64)
-        return cls(whole, whole, none.astype(np.float64), none, none, none, none[:, 0], whole[:, 0], none)
+        return cls(whole, whole, none.astype(np.float64), none, none, none, none)
 
     def __len__(self) -> int:
         return len(self.entry)
@@ -114,12 +103,6 @@ class Plan:
 
     @property
     @_of_entry
-    def copied(self) -> Bools:
-        """Rows that train on copies of other rows of this batch, `(n, G)`."""
-        return np.asarray((self.entry < FRESH) & (self.entry != EMPTY))
-
-    @property
-    @_of_entry
     def unfilled(self) -> Bools:
         """Slots whose rows are all fresh, `(n,)`."""
         return np.asarray(self.fresh.all(axis=1))
@@ -129,13 +112,6 @@ class Plan:
     def is_whole(self) -> Bools:
         """Slots that one entry replaces as a whole, `(n,)`."""
         return np.asarray((self.entry == self.entry[:, :1]).all(axis=1) & self.stored[:, 0])
-
-    @property
-    @_of_entry
-    def origin(self) -> Ints:
-        """The slot of this batch from which a fresh row or a copy comes, `(n, G)`."""
-        own = np.arange(len(self))[:, None]
-        return np.where(self.copied, -2 - self.entry, own)
 
     @_of_entry
     def drawn(self) -> list[tuple[int, Ints]]:
@@ -153,7 +129,7 @@ class Plan:
             stored (`(entries, G, …)`): A row column of the table, such as `table.row_length`.
             fresh (`(n, G, …)`): The same of the fresh groups, such as `groups.lengths`.
         """
-        values = fresh[self.origin, self.source]
+        values = fresh[np.arange(len(self))[:, None], self.source]
         mask = self.stored
         if not mask.any():
             return np.asarray(values)
@@ -161,7 +137,7 @@ class Plan:
         return np.where(mask.reshape(*mask.shape, *[1] * (found.ndim - 2)), found, values)
 
     def take(self, slots: Ints) -> Plan:
-        """Return the plan of some slots, which must have no copies: these refer to slots of the whole plan."""
+        """Return the plan of some slots."""
         return Plan(*(getattr(self, name)[slots] for name in TABLE))
 
     def put(self, slots: Ints, part: Plan) -> None:
@@ -181,51 +157,10 @@ class Plan:
         self.entry = np.where(slots[:, None], EMPTY, self.entry)
         self.masked = self.masked | slots[:, None]
 
-    def copy(self, slots: Any, of: Any) -> None:
-        """Make slots train on copies of live groups of this batch, with all columns of these.
-
-        Args:
-            slots (`(k,)`): Dead slots that nothing fills.
-            of (`(k,)`): The live slot for each, of the same process (`context.rank_of_slot`), that holds its own
-                fresh rows.
-
-        Raises:
-            ValueError: A slot can't be filled by a copy, or a group can't be copied there.
-        """
-        slots, of = np.atleast_1d(slots), np.atleast_1d(of)
-        are_numbers = not len(slots) or {slots.dtype.kind, of.dtype.kind} <= {"i", "u"}
-        if not are_numbers or slots.shape != of.shape or slots.ndim != 1:
-            raise ValueError("plan.copy takes two equally long lists of slot numbers")
-        slots, of = slots.astype(np.int64), of.astype(np.int64)
-        alone = self.unfilled & (self._rank_of_slot >= 0)
-        self._check_slots(slots, alone & self._dead, "dead slots without a stored row")
-        self._check_slots(of, alone & ~self._dead, "live groups without a stored row")
-        far = np.flatnonzero(self._rank_of_slot[slots] != self._rank_of_slot[of])
-        if len(far):
-            slot, live = slots[far[0]], of[far[0]]
-            raise ValueError(f"slot {slot} and group {live} lie on different processes (see context.rank_of_slot)")
-        entry, source = self.entry.copy(), self.source.copy()
-        entry[slots] = -2 - of[:, None]
-        source[slots] = np.arange(entry.shape[1])
-        self._write(entry, source)
-        for name in EDITABLE:
-            values = getattr(self, name).copy()
-            values[slots] = values[of]
-            setattr(self, name, values)
-
-    def _check_slots(self, slots: Ints, usable: Bools, what: str) -> None:
-        wrong = [slot for slot in slots.tolist() if not (0 <= slot < len(self) and usable[slot])]
-        if wrong:
-            raise ValueError(f"plan.copy takes {what}, on one process; {wrong[0]} is not one of them")
-
-    def _write(self, entry: Ints, source: Ints) -> None:
-        """Set the columns that plugins may only read."""
-        entry.flags.writeable = source.flags.writeable = False
-        self.entry, self.source = self._placed = entry, source
-
     def guard(self) -> Plan:
         """Make `entry` and `source` read-only, and return a copy to compare a plugin's edits with."""
-        self._write(self.entry, self.source)
+        self.entry.flags.writeable = self.source.flags.writeable = False
+        self._placed = self.entry, self.source
         return Plan(*(getattr(self, name).copy() for name in TABLE))
 
     def fault(self, before: Plan, of_tokens: bool) -> str:
@@ -236,7 +171,7 @@ class Plan:
             of_tokens (`bool`): Each token has its own advantage.
         """
         if self.entry is not self._placed[0] or self.source is not self._placed[1]:
-            return "plan.entry and plan.source are read-only: copy live groups with plan.copy"
+            return "plan.entry and plan.source are read-only"
         for name, dtype in EDITABLE.items():
             values = getattr(self, name)
             if not isinstance(values, np.ndarray) or values.dtype != dtype or values.shape != self.entry.shape:
@@ -244,14 +179,9 @@ class Plan:
         largest = np.abs(self.advantages).max(initial=0.0)
         if not largest <= LARGEST_ADVANTAGE:
             return f"plan.advantages holds {largest:g}: give finite numbers of at most {LARGEST_ADVANTAGE:g}"
-        new = self.copied & ~before.copied  # a copy begins with what its group had
-        masked, silent, kl, advantages = (
-            np.where(new, values[self.origin, self.source], values)
-            for values in (before.masked, before.silent, before.kl, before.advantages)
-        )
-        if (masked & ~self.masked | silent & ~self.silent | self.kl & ~kl).any():
+        if (before.masked & ~self.masked | before.silent & ~self.silent | self.kl & ~before.kl).any():
             return "a row was unmasked or got its KL term back: a plugin may only mask rows and drop KL terms"
-        reshaped = self.advantages != advantages
+        reshaped = self.advantages != before.advantages
         if (reshaped & (self.entry == EMPTY)).any():
             return "plan.advantages of an empty slot was changed: such rows are placeholders"
         if of_tokens and reshaped.any():

@@ -420,8 +420,6 @@ class Context:
         fresh ([`Groups`], *optional*): In `trl_replay_metrics`: the groups that were generated for this batch, as they
             would train, those that were replaced included.
         iteration (`int`): In `trl_replay_plan`: 0 for the generation batch, `k` for its further iteration `k`.
-        rank_of_slot (`(n,)` int64, *optional*): In `trl_replay_plan`: the process that has all rows of a slot, -1 if
-            they straddle processes.
     """
 
     update: int
@@ -434,7 +432,6 @@ class Context:
     prompts: PromptTable | None = None
     fresh: Groups | None = None
     iteration: int = 0
-    rank_of_slot: Ints | None = None
     noted: Counter[str] = field(default_factory=Counter, repr=False)
 
     def note(self, reason: str, count: int = 1) -> None:
@@ -531,19 +528,16 @@ infinite."""
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Stored rows of one entry that replace adjacent rows of one slot on this process: usually a whole group.
-
-    With `replay_unfilled="intra_batch"` it may be a copy of a live group of the same batch instead.
-    """
+    """Stored rows of one entry that replace adjacent rows of one slot on this process: usually a whole group."""
 
     slot: int
     """Index of the replaced group among the groups that the scope shares."""
     group: Group
     """A fresh copy of the payload: the rows of the entry that are replayed, in the order of the rows they take."""
     serial: int
-    """The entry's serial number; -1 for a copy, which is no entry."""
+    """The entry's serial number; -1 for a group of a further round, which is no entry."""
     age: int
-    """Updates since the group was generated; 0 for a copy."""
+    """Updates since the group was generated."""
     start: int
     """First row of this process's batch to be replaced."""
     first: int = 0

@@ -531,13 +531,6 @@ class SharedRows:
         begin = self.first - int(self.columns["row"][0])
         return slice(begin, begin + self.count)
 
-    @property
-    def ranks_of_slots(self) -> Ints:
-        """The process that has all rows of each slot, `(n,)`; -1 if they straddle."""
-        first = self.columns["row"][:: self.size]
-        last = (first + self.size - 1) // self.count
-        return np.where(first // self.count == last, last, -1)
-
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
         """Return the candidates as arrivals, from the shared column `nbytes`."""
         chosen = list(slots)

@@ -225,11 +225,10 @@ class ReplayConfig:
         """Batch of iterations 2 to `num_iterations`: the `"same"` one again, or with `"replay"` groups newly drawn
         from the buffer.""",
     )
-    replay_unfilled: Annotated[str, Checked(choice("keep", "mask", "exclude", "intra_batch"))] = setting(
+    replay_unfilled: Annotated[str, Checked(choice("keep", "mask", "exclude"))] = setting(
         "keep",
         """Treatment of dead groups that replay does not replace: `"keep"` trains them as TRL does; `"mask"` removes
-        their KL and entropy gradient; `"exclude"` also removes them from the loss's denominator; `"intra_batch"`
-        replaces them with copies of the batch's live groups.""",
+        their KL and entropy gradient; `"exclude"` also removes them from the loss's denominator.""",
     )
     replay_refill: Annotated[str | None, Checked(optional(refill))] = setting(
         None,

@@ -302,8 +302,6 @@ def _without_iterations(trainer: Any, settings: Settings, components: Components
         )
     if components.mixes_rows:
         yield f"{name} trains on whole stored groups: use replay_mixer='whole'"
-    if config.replay_unfilled == "intra_batch":
-        yield f"{name} leaves empty slots out of the loss: replay_unfilled='intra_batch' does not go with it"
     if not config.replay_buffer_size:
         yield f"{name} draws from the buffer, and replay_buffer_size=0: set a size"
 

@@ -448,7 +448,7 @@ class Decisions:
             SeamError: The model was updated, but the loss was not seen to go through the seam; or advantages are to be
                 computed that TRL's rules do not explain.
         """
-        plan = Plan.of(scored.groups, scored.rows.ranks_of_slots)
+        plan = Plan.of(scored.groups)
         wanted = min(len(slots), most)
         if not wanted or not self._buffer.capacity:
             return plan, {}
@@ -481,7 +481,7 @@ class Decisions:
         table = self._buffer.table
         nothing = _teaches_nothing(plan, groups)
         if self._hooks.edits_plans:
-            context = replace(self._context(), iteration=iteration, rank_of_slot=scored.rows.ranks_of_slots)
+            context = replace(self._context(), iteration=iteration)
             before, advantages = nothing, plan.advantages.copy()
             self._hooks.plan(plan, groups, table, context, scored.formula.of_tokens)
             zeroed = ((plan.advantages == 0) & (advantages != 0)).any(axis=1)
@@ -518,7 +518,7 @@ class Decisions:
 
 def _is_left(plan: Plan, groups: Groups) -> Bools:
     """Slots that stay as they are, dead or empty, `(n,)`."""
-    return np.asarray((groups.dead & plan.unfilled & ~plan.copied.any(axis=1)) | (plan.entry == EMPTY).all(axis=1))
+    return np.asarray((groups.dead & plan.unfilled) | (plan.entry == EMPTY).all(axis=1))
 
 
 def _teaches_nothing(plan: Plan, groups: Groups, zeroed: Bools | bool = False) -> Bools:

@@ -168,25 +168,15 @@ def compose_batch(
         components ([`Components`]): How to pad.
 
     Returns:
-        The batch, and the placements of stored rows (not those of copies).
+        The batch, and the placements of stored rows.
     """
     rows, plan, fields, buffer = scored.rows, decision.plan, components.fields, components.buffer
     replayed = rows.placements(decision, buffer.table, buffer.clock.update, payload)
-    batch, placements = with_stored_fields(scored.batch, fields, replayed + _copies(scored, plan, components))
+    batch, placements = with_stored_fields(scored.batch, fields, replayed)
     composed = compose(batch, fields, placements, components.loss.pad_to_multiple_of)
     own = plan.column(buffer.table.row_advantage, scored.groups.advantages)
     changed = rows.of_here(plan.advantages != own)
     return _with_advantages(composed, rows.of_here(plan.advantages), changed), replayed
-
-
-def _copies(scored: ScoredBatch, plan: Plan, components: Components) -> list[Placement]:
-    """This process's live groups that the plan copies into dead groups' slots."""
-    slots = np.flatnonzero(plan.copied.any(axis=1))
-    if not len(slots):
-        return []
-    exchanges = scored.rows.exchanges(slots.tolist(), plan.origin[slots, 0].tolist(), scored.rows)
-    groups = cut(scored.batch, components.fields.exact(), [one.source for one in exchanges])
-    return [one.placement(group) for one, group in zip(exchanges, groups, strict=True)]
 
 
 def row_flags(rows: SharedRows, plan: Plan, leaves_out: bool) -> Ints:

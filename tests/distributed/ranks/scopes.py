@@ -115,11 +115,6 @@ def cases(launched):
         passes = {"replay_sampler": "least_used", "replay_max_fraction": 0.5, "replay_start": 0}
         yield (f"passes {scope}", lambda s=scope, p=passes: trained(folder, "whole", at_first, replay_scope=s, **p))
     yield from comparable(folder, *LAYOUTS[2]["whole"])
-    for layout in LAYOUTS[2]:
-        yield (
-            f"copies {layout}",
-            lambda n=layout: trained(folder, n, mixed, replay_scope="gathered", replay_unfilled="intra_batch"),
-        )
     for name, rows in (("few groups", 8), ("straddling groups", 6), ("groups enough", 16)):
         yield f"auto, {name}", lambda r=rows: chosen(folder, r)
     for scope in ("process", "gathered"):
