@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -84,8 +84,6 @@ OF_OTHERS = {"AsyncGRPOTrainer": "trl-replay-async", "UnslothGRPOTrainer": "trl-
 
 LIGER_LOSS = "compute_liger_loss"  # TRL up to 1.13: goes around LOSS and LOGPS
 REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
-
-TAGS = "_tag_names"  # what the model's card is tagged with
 
 ENTROPY_WINDOW = "_entropy_window_stats"
 """Sum and number of the entropies of this window's tokens so far, of which the adaptive control takes the mean."""
@@ -210,16 +208,6 @@ def refuse_others(trainer: Any) -> None:
                 f"{type(trainer).__name__} can't be attached to without {needed}: install it from this repository "
                 f"(pip install ./plugins/{needed})."
             )
-
-
-def tag_model(trainer: Any, tag: str) -> None:
-    """Add a tag to the model's card, at most once. A model that can't be tagged trains all the same."""
-    tags = getattr(trainer, TAGS, None)
-    if not isinstance(tags, list) or tag in tags:
-        return
-    setattr(trainer, TAGS, [*tags, tag])  # the class's list stays as it is
-    with suppress(Exception):
-        trainer.model.add_model_tags([tag])
 
 
 def reward_setup(trainer: Any) -> RewardSetup:
@@ -669,13 +657,6 @@ def longest_completion(trainer: Any) -> float:
     """Return how many tokens a completion may have now; a callback may change that."""
     most = getattr(trainer, "max_completion_length", None)
     return float("inf") if most is None else float(most)
-
-
-def samples_in_order(trainer: Any) -> bool:
-    """Return whether the trainer's prompts come in an order that somebody chose: that of the dataset, or of a sampler
-    other than TRL's."""
-    sampler = trainer._get_train_sampler(trainer.train_dataset)
-    return type(sampler).__name__ != "RepeatSampler" or not sampler.shuffle  # Unsloth has a copy of TRL's
 
 
 def unused_columns(trainer: Any, columns: Sequence[str]) -> list[str]:

@@ -59,9 +59,6 @@ def main(arguments: list[str]) -> None:
     except SystemExit as ended:
         if ended.code:
             raise
-    except BaseException as error:
-        _hide_frames(error.__traceback__)
-        raise
     attaching.judge(options.script)
 
 
@@ -133,14 +130,6 @@ def _run_file(path: str) -> None:
     sys.modules["__main__"] = module = types.ModuleType("__main__")
     module.__file__ = path
     exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(module))
-
-
-def _hide_frames(trace: Any) -> None:
-    """A script's error is shown without the frames above the script's, by the script's own hook if it has one."""
-    while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
-        trace = trace.tb_next
-    shown = sys.excepthook
-    sys.excepthook = lambda kind, error, _: shown(kind, error.with_traceback(trace), trace)
 
 
 def parser() -> Any:

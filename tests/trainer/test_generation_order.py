@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from itertools import chain
 from typing import Any
 
@@ -59,12 +58,9 @@ def prompts_of(folder, own=None, refill=2, **settings):
 
 
 @pytest.mark.parametrize("trainer_class", [GRPOTrainer, Sampled], ids=["the dataset's", "a sampler's"])
-def test_175_new_prompts_are_drawn_at_random_where_the_trainer_samples_in_an_order_and_attach_says_so(
-    tmp_path, trainer_class
-):
+def test_175_new_prompts_are_drawn_at_random_where_the_trainer_samples_in_an_order(tmp_path, trainer_class):
     order = PROMPTS if trainer_class is GRPOTrainer else PROMPTS[::-1]
-    with pytest.warns(UserWarning, match=r"at random.*set replay_refill='same.rounds=2.'"):
-        found = prompts_of(tmp_path, trainer_class=trainer_class)
+    found = prompts_of(tmp_path, trainer_class=trainer_class)
     for batch in range(len(found) // 3):
         first, *further = found[3 * batch : 3 * batch + 3]
         assert list(first) == [order[(3 * batch + place) % 12] for place in range(3)]
@@ -79,10 +75,3 @@ def test_175_a_sampler_is_not_read(tmp_path):
         own = [torch.Generator().manual_seed(3), threading.Lock()]
         runs.append(prompts_of(tmp_path / str(refill), own, refill, trainer_class=Sampled))
     assert runs[1][::3] == runs[0]
-
-
-def test_175_a_trainer_that_shuffles_is_told_nothing(tmp_path):
-    trainer = make_trainer(tmp_path, Coins(0.0), PROMPTS, shuffle_dataset=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trl_replay.attach(trainer, replay_refill="new(rounds=2)", replay_buffer_size=0)

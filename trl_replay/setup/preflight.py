@@ -349,13 +349,6 @@ def misgivings(trainer: Any, settings: Settings, components: Components, trial: 
     """Yield what the user should know of this trainer, though it can be trained."""
     yield from _of_the_model(trial)
     yield from _useless(trainer, settings, components)
-    refill = settings.config.refill
-    if refill.rounds and refill.prompts == "new" and compat.samples_in_order(trainer):
-        yield (
-            "New prompts of further rounds are drawn at random, and this trainer samples in an order of its own "
-            "(shuffle_dataset=False, or a sampler): if the order matters, set "
-            f"replay_refill='same(rounds={refill.rounds})'."
-        )
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
     by_product = (settings.label("correction"), trainer.importance_sampling_level) == ("topr", "token")

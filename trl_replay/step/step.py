@@ -46,8 +46,6 @@ REPEATS = (
     "This run generates one batch, and an iteration trains on it again, for no stored group could be drawn: it learns "
     "nothing from its file. Raise the limit that holds groups back, or end the run here."
 )
-TAG = "trl-replay"
-"""On the card of a model that was trained on replayed groups."""
 
 
 class Step:
@@ -322,8 +320,6 @@ class Step:
         self, scored: ScoredBatch, agreed: Agreed[Decision], payload: Mapping[int, Group], started: float
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
-        if agreed.total["replaced"] and not self._components.settings.config.replay_dry_run:
-            compat.tag_model(self._trainer(), TAG)
         if self.draws_again:  # whatever fails below: all ranks come to the next iteration
             self.template = IterationTemplate(scored.emptied(), self.tap.expected)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather, tqdm
+from accelerate.utils import gather
 
 from ... import compat
 from ...base.validation import choice, require, true_or_false
@@ -199,12 +199,10 @@ class Files:
         groups = self._read(source, incomplete, rescore, tally)
         before, reasons = set(buffer), Counter[str]()
         most = max(compat.local_rows(trainer) // self._size, 1) * self._ranks  # groups of a generation batch
-        with tqdm(total=len(groups), desc="A file's groups", disable=not groups or trainer.args.disable_tqdm) as bar:
+        if self._scores:
             for start in range(0, len(groups), most):
-                piece = groups[start : start + most]
-                reasons += self._store(piece, tally).reasons if self._scores else Counter()
-                bar.update(len(piece))
-        if not self._scores:
+                reasons += self._store(groups[start : start + most], tally).reasons
+        else:
             for group in groups:
                 self._session.store(group, [one.advantage for one in group], tally)
         buffer.totals.add(tally, batches=0)

@@ -31,7 +31,6 @@ from trl_replay.setup.assembly import assemble
 from trl_replay.setup.config import ReplayConfig
 from trl_replay.setup.preflight import refuse, retires_never
 from trl_replay.setup.settings import Components, OfLoss, Settings
-from trl_replay.step.step import TAG
 from trl_replay.strategies.scopes import SCOPES
 
 from . import compat as asynchronous
@@ -246,8 +245,6 @@ class AsyncSession:
         held = {"size": len(self.buffer), "tasks": self.buffer.table.tasks, "bytes": self.buffer.nbytes}
         rewards = torch.from_numpy(np.concatenate(scored))
         self.reporting.log_groups({**window, **held}, rewards, None, {})
-        if window["replaced"] and not self.config.replay_dry_run:
-            compat.tag_model(self.trainer.own, TAG)
 
     def settle(self) -> None:
         """Settle nothing: no candidates wait."""
