@@ -1,7 +1,10 @@
 """The hook `trl_replay_inputs`: plugins that choose what is generated for, through the trainer."""
 
 import pytest
+from datasets import Dataset
 from generating import DEAD, LIVE, PROMPTS, SIZE, Coins
+from releases import since
+from replaying import build
 from support import plugin
 
 import trl_replay
@@ -66,6 +69,17 @@ def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path):
         "pass_rate": [0.5, 0.25, 1.0],
     }  # fmt: skip
     assert session.step.rounds.table.dead_streak.tolist() == [1, 1, 3]
+
+
+@since("1.9.0", "streams as datasets")
+def test_a_stream_in_which_no_row_can_be_found_raises(tmp_path):
+    stream = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]).to_iterable_dataset()
+    trainer = build(tmp_path, Coins(0.5), arguments={"train_dataset": stream}, max_steps=1)
+    told = r"chooser.*stream.*no row can be found by its key\. Use a dataset with a length"
+    with plugin("chooser", inputs=choosing(lambda rows, context: context.prompt_rows([0]))):
+        trl_replay.attach(trainer, replay_plugins="chooser")
+        with pytest.raises(HookError, match=told):
+            trainer.train()
 
 
 def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path):

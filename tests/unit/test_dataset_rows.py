@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from trl_replay import SeamError
 from trl_replay.data.tasks import Tasks
-from trl_replay.generation import prompts as dataset_rows
-from trl_replay.generation.prompts import Dataset, PromptSource, RowMemory, repeated
+from trl_replay.generation.prompts import Dataset, PromptSource, repeated
 
 prompt_key = Tasks([]).key
 
@@ -102,18 +101,3 @@ def test_every_repetition_is_a_copy():
     copies = repeated([row], 3)
     copies[0]["prompt"][0]["content"] = "changed"
     assert [one["prompt"][0]["content"] for one in (row, *copies)] == ["1=", "changed", "1=", "1="]
-
-
-def test_rows_are_found_in_memory_and_then_in_the_dataset(monkeypatch):
-    monkeypatch.setattr(dataset_rows, "ROWS_REMEMBERED", 2)
-    memory = RowMemory(None)
-    rows = [{"prompt": f"made up {number}"} for number in range(3)]
-    keys = [prompt_key(row) for row in rows]
-    for key, row in zip(keys, rows, strict=True):
-        memory.keep(key, row)
-    assert memory.find(keys) == rows[1:], "the oldest has left, and there is no dataset"
-    found = memory.find([keys[2]])
-    found[0]["prompt"] = "changed"
-    assert memory.find([keys[2]]) == [rows[2]]
-    behind = RowMemory(dataset(6, of=3))
-    assert numbers(behind.find([prompt_key({"prompt": "2="}), 12, prompt_key({"prompt": "0="})])) == [2, 0]

@@ -458,8 +458,8 @@ class InputsContext(Context):
             order, each row once before any comes again. Prompts of this batch are passed over, and rows for which the
             function `skip=` is true. At most 8 rows for each that is asked for, and 64 more, are looked at; where
             these have too few others, it gives what it passed over. Rows that were looked at are spent, used or not.
-        prompt_rows (`Callable[[Sequence[int]], list[Row]]`): The rows with these keys, in their order, without those
-            that can't be found.
+        prompt_rows (`Callable[[Sequence[int]], list[Row]]`): The dataset's rows with these keys, in their order,
+            without those that can't be found. The first call reads the whole dataset; a stream raises.
     """
 
     round: int = 0

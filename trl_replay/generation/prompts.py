@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar
@@ -19,8 +18,6 @@ from ..setup.settings import Components
 TRIES = 8
 LEAST_TRIES = 64
 """Rows that are looked at for each that is wanted, and at least: a dataset may repeat a few prompts many times."""
-ROWS_REMEMBERED = 1024
-"""Raw rows that are kept for `prompt_rows`; others are looked up in the dataset."""
 
 
 def repeated(rows: Sequence[Row], size: int) -> list[Row]:
@@ -56,7 +53,7 @@ class Dataset:
         if compat.streams(dataset):
             raise SeamError(
                 f"The trainer's dataset is a stream ({type(dataset).__name__}) without row numbers: it has no new "
-                "prompts, and only the rows seen last can be found by key. Use a dataset with a length."
+                "prompts, and no row can be found by its key. Use a dataset with a length."
             )
         return len(dataset)
 
@@ -203,37 +200,6 @@ class PromptSource:
             self.order = state["order"] + 1
 
 
-class RowMemory:
-    """The rows seen last, by key, with the dataset as a fallback.
-
-    Args:
-        dataset ([`Dataset`], *optional*): Where rows are looked up that are not kept; None if it has no numbers.
-    """
-
-    def __init__(self, dataset: Dataset | None) -> None:
-        self._dataset = dataset
-        self._rows: OrderedDict[int, Row] = OrderedDict()
-
-    def keep(self, key: int, row: Row) -> None:
-        """Keep a row, which the caller must not change."""
-        self._rows[key] = row
-        self._rows.move_to_end(key)
-        if len(self._rows) > ROWS_REMEMBERED:
-            self._rows.popitem(last=False)
-
-    def find(self, keys: Sequence[int]) -> list[Row]:
-        """Return copies of the rows with these keys, in order; missing ones are omitted."""
-        found = []
-        for key in keys:
-            row = self._rows.get(int(key))
-            if row is None and self._dataset is not None:
-                number = self._dataset.number_of(int(key))
-                row = None if number is None else self._dataset.row(number)
-            if row is not None:
-                found.append(copy.deepcopy(row))
-        return found
-
-
 _Rank = TypeVar("_Rank", int, Ints)
 
 
@@ -345,8 +311,6 @@ class Prompts:
         self._key = key = components.tasks.key
         self._dataset = Dataset(lambda: compat.training_data(trainer()), key)
         self.source = self._source()
-        self._streams = compat.streams(trainer().train_dataset)
-        self._memory = RowMemory(None if self._streams else self._dataset)
         self._batch = 0
         self.rows: list[Row] = []
         self.keys: list[int] = []
@@ -380,7 +344,7 @@ class Prompts:
         if changed is not None:
             self.rows = changed
             inputs = self._repeated(changed)
-        self._generate_for(self.rows)
+        self.keys = list(map(self._key, self.rows))
         return inputs
 
     def further(self, number: int, count: int, dead: Ints) -> list[Row]:
@@ -400,7 +364,7 @@ class Prompts:
                 if self._key(row) != self._key(meant):
                     self.targets[place] = ANY
             rows = changed
-        self._generate_for(rows)
+        self.keys = list(map(self._key, rows))
         return self._repeated(rows)
 
     def stand_ins(self, count: int) -> list[Row]:
@@ -420,13 +384,6 @@ class Prompts:
                 )
             raw.append(copy.deepcopy(inputs[part.start]))
         return raw
-
-    def _generate_for(self, rows: Sequence[Row]) -> None:
-        """Record the rows that are generated for."""
-        self.keys = [self._key(row) for row in rows]
-        if self._asks:
-            for key, row in zip(self.keys, rows, strict=True):
-                self._memory.keep(key, row)
 
     def _new(self, count: int) -> list[Row]:
         if not self._layout.straddles:
@@ -490,9 +447,9 @@ class Prompts:
         )
 
     def _find(self, keys: Sequence[int]) -> list[Row]:
-        """Return the rows with these keys. For a stream, each process knows only rows that it has seen: none if groups
-        straddle processes, which must all find the same."""
-        return [] if self._streams and self._layout.straddles else self._memory.find(keys)
+        """Return copies of the dataset's rows with these keys, in order."""
+        numbers = map(self._dataset.number_of, map(int, keys))
+        return [copy.deepcopy(self._dataset.row(number)) for number in numbers if number is not None]
 
 
 def _cycled(values: Sequence[_T], count: int) -> list[_T]:
