@@ -15,6 +15,10 @@ from replaying import Watch
 from trl_replay.session import Session
 
 SIZE, SLOTS = 4, 3
+COUNTED = (
+    "stored", "replaced", "rows", "evicted", "retired", "iterated", "dead", "all_wrong", "all_right", "failed", "lost",
+    "excluded", "masked", "entries", "age",
+)  # fmt: skip
 ALWAYS = 10**9
 SCORES = {
     "advantage_std": lambda rewards, advantages, update: np.abs(advantages).sum() * std(rewards),
@@ -74,7 +78,7 @@ class Naive:
         self.masked = []  # per step, (rows,) fresh rows that the plugin masks
         self.failed = []  # per step, (rows,) those that no function has scored, which are masked once stored
         self.factors = []  # per step, (rows,) what the plugin multiplies advantages by in the plan
-        self.counts = dict.fromkeys(("stored", "replaced", "rows", "evicted", "retired", "iterated"), 0)
+        self.counts = dict.fromkeys(COUNTED, 0)
         watch.after_step = self.advance
         watch.advantages = self.advantages
         watch.is_all_wrong = lambda row: self.is_all_wrong(row // SIZE)
@@ -139,6 +143,11 @@ class Naive:
                 alike &= np.where(trains, own, -9).max(axis=1) != np.where(trains, own, 9).min(axis=1)
             self.dead |= alike
         self.own = own
+        self.counts["dead"] += int(self.dead.sum())
+        scored = ~np.isnan(self.total)
+        self.counts["all_wrong"] += int((scored.any(axis=1) & ~self.passes().any(axis=1)).sum())
+        self.counts["all_right"] += int((scored.any(axis=1) & (self.passes() | ~scored).all(axis=1)).sum())
+        self.counts["failed"] += int((~scored).sum())
         self.trained.append(own.ravel())
         self.masked.append(masked.ravel())
         failed = np.isnan(self.total)
@@ -243,6 +252,8 @@ class Naive:
         self.same("different groups are", len(self.drawn), len(found))
         for entry in self.entries:
             entry.uses += entry.serial in self.drawn
+            self.counts["entries"] += generated and entry.serial in self.drawn
+            self.counts["age"] += (update - entry.update) * (generated and entry.serial in self.drawn)
         self.counts["replaced" if generated else "iterated"] += len(found)
         self.counts["rows"] += len(taken) * generated
         self.filled = found
@@ -313,6 +324,7 @@ class Naive:
             for slot in range(SLOTS)
             if not self.dead[slot] and not solved[slot] and (known or slot not in self.filled)
         ]
+        self.counts["lost"] += sum(not self.dead[slot] and slot in self.filled and not known for slot in range(SLOTS))
         serials = sorted(serial for serial, (born, _) in watch.origin.items() if born == step)
         self.same("groups to be stored are", [watch.origin[serial][1] for serial in serials], slots)
         score = SCORES[self.setting("scorer", "advantage_std")]
@@ -340,6 +352,9 @@ class Naive:
         empty = [slot for slot in range(SLOTS) if generated and self.dead[slot] and slot not in self.filled]
         masked[empty] |= unfilled == "exclude"
         silent[empty] |= unfilled == "mask"
+        whole = masked.all(axis=1)
+        self.counts["excluded"] += int(whole.sum()) * generated
+        self.counts["masked"] += int(masked[~whole].sum()) * generated
         left = not masked.all()
         return (masked | silent).ravel().tolist(), (masked & left).ravel().tolist()
 
