@@ -37,6 +37,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+
 import torch
 from allocations import CALLBACKS, Allocations, batch_bytes
 from overhead import PROMPTS, Steps, seam_time, timed
