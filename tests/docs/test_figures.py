@@ -49,7 +49,6 @@ TABLES = [
     # reports or pages, benchmark, and what makes tables of its results, each a list of lines
     ("learning", "learning_report", lambda report: [report.overview(results_of("learning"))]),
     ("papers", "papers_report", lambda report: report.tables(results_of("papers")).values()),
-    ("costs", "overhead", lambda bench: [bench.size_table(results_of("overhead_tables")["checks"])]),
     ("costs", "long", lambda bench: [bench.table(results_of("long"))]),
     ("efficiency preset docs/several-rewards", "efficiency_report",
      lambda report: report.tables(efficiency())),
