@@ -117,7 +117,7 @@ def tiny_dots() -> list[Dot]:
     return found
 
 
-def real_dots(done: dict[study.Run, list[dict[str, Any]]]) -> list[Dot]:
+def real_dots(done: study.Done) -> list[Dot]:
     """Those of the study, whose arms of two updates are compared with stock with as many."""
     found = []
     for name, task in study.TASKS.items():
@@ -160,7 +160,7 @@ def earlier_dots() -> list[Dot]:
 
 def dots() -> list[Dot]:
     """All of them, the tasks on which most groups are unsolved first."""
-    found = [*tiny_dots(), *real_dots(study.finished()), *earlier_dots()]
+    found = [*tiny_dots(), *real_dots(study.STUDY.finished()), *earlier_dots()]
     return sorted(found, key=lambda dot: (-dot.unsolved, dot.task))
 
 
