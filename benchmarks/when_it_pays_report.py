@@ -3,8 +3,7 @@
     python benchmarks/when_it_pays_report.py           # prints the table as Markdown
     python benchmarks/when_it_pays_report.py --stock   # stock's groups at the end of tiny tasks: 20 minutes of a core
 
-Tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl
-and, for chain sums, of results/real_model.jsonl.
+Tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import chain_sums
 import completions
 import when_it_pays as study
 
@@ -136,31 +133,9 @@ def real_dots(done: study.Done) -> list[Dot]:
     return found
 
 
-def earlier_dots() -> list[Dot]:
-    """Those of the sums that were run before the study, at one rate, whose preset is compared with stock."""
-    runs = chain_sums.finished(RESULTS / "real_model.jsonl")
-    of_stock = chain_sums.last_accuracies(runs["stock"])
-    ends = []
-    for records in runs["stock"].values():
-        late = [record for record in records if record["batch"] > 0.75 * chain_sums.BATCHES]
-        dead, reward = (
-            float(np.mean([record[name] for record in late])) for name in ("frac_reward_zero_std", "reward")
-        )
-        ends.append(not_all_right(dead, reward))
-    found, measured = [], partial(completions.Measured.of, batch=1, measure="accuracy")
-    for arm in runs.keys() - {"stock"}:
-        of_arm = chain_sums.last_accuracies(runs[arm])
-        gains = tuple(value - of_stock[seed] for seed, value in of_arm.items())
-        shares = tuple(
-            completions.saving(measured(runs["stock"][seed]), measured(runs[arm][seed])).share for seed in of_arm
-        )
-        found.append(Dot("chain sums", arm, True, float(np.mean(ends)), gains, shares))
-    return found
-
-
 def dots() -> list[Dot]:
     """All of them, the tasks on which most groups are unsolved first."""
-    found = [*tiny_dots(), *real_dots(study.STUDY.finished()), *earlier_dots()]
+    found = [*tiny_dots(), *real_dots(study.STUDY.finished())]
     return sorted(found, key=lambda dot: (-dot.unsolved, dot.task))
 
 
