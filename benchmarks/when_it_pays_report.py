@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import completions
+import numpy as np
 import when_it_pays as study
 
 RESULTS = Path(__file__).parent / "results"
+KEPT = ("task", "arm", "learning_rate", "seed", "budget", "final_reward", "last_quarter")
 STOCK_ON_TINY_TASKS = RESULTS / "when_it_pays_stock.jsonl"
 TINY = ("lock", "wide lock", "vault", "long", "addition", "grades", "digits")
 GRADED = ("grades", "digits")
@@ -163,18 +161,17 @@ def verdict(found: list[Dot]) -> str:
 
 def run_stock() -> None:
     """Appends stock's runs on the tiny tasks, at the rates and seeds of results/efficiency.jsonl."""
-    import efficiency
-    import papers
+    import toys
 
     there = {(line["task"], line["seed"]) for line in lines_of(STOCK_ON_TINY_TASKS)}
     for line in lines_of(RESULTS / "efficiency.jsonl"):
         key = line["task"], line["seed"]
         if line["arm"] == "stock" and line["task"] in TINY and line["seed"] < 50 and key not in there:
-            job = papers.Job(line["task"], "stock", line["learning_rate"], line["seed"], line["budget"], None, {})
-            record = efficiency.perform(job)
-            kept = {name: record[name] for name in ("final_reward", "last_quarter")}
+            record = toys.perform(
+                toys.Job(line["task"], "stock", line["learning_rate"], line["seed"], line["budget"], None)
+            )
             with STOCK_ON_TINY_TASKS.open("a") as file:
-                file.write(json.dumps({**asdict(job), **kept}) + "\n")
+                file.write(json.dumps({name: record[name] for name in KEPT}) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def of_what_tells(report):
 
 TABLES = [
     # reports or pages, benchmark, and what makes tables of its results, each a list of lines
-    ("learning", "learning_report", lambda report: [report.overview(results_of("learning"))]),
+    ("learning", "learning", lambda learning: [learning.overview(results_of("learning"))]),
     ("papers", "papers_report", lambda report: report.tables(results_of("papers")).values()),
     ("costs", "long", lambda bench: [bench.table(results_of("long"))]),
     ("efficiency preset docs/several-rewards", "efficiency_report",
@@ -85,7 +85,7 @@ def test_the_gain_on_addition_is_told_late_and_early():
             accuracies[record["arm"]][record["seed"]] = record["accuracy"]
     early = importlib.import_module("completions").paired(accuracies["defaults"], accuracies["stock"])
     found = results_of("learning")["tasks"]["addition"]
-    late = importlib.import_module("learning_report").difference(found["summary"]["corrected"])
+    late = importlib.import_module("learning").gain(results_of("learning"))
     assert found["runs"][0]["rollouts"] == 32_000
     page = (REPORTS / "learning.md").read_text()
     assert f"**{late}**" in page
