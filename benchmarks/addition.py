@@ -4,13 +4,12 @@ harm."""
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import torch
-from lock import Record, reward, toy_trainer, train
+from lock import reward, toy_trainer
 
 from trl_replay.testing import make_model, make_tokenizer
 
@@ -83,13 +82,6 @@ def accuracy(model: Any, batch_size: int = 1000) -> float:
     return right / len(questions)
 
 
-def start_accuracy() -> float:
-    """Accuracy before RL."""
-    model = make_model(make_tokenizer(), HIDDEN_SIZE)
-    model.load_state_dict(taught())
-    return accuracy(model)
-
-
 def make_trainer(
     seed: int, learning_rate: float, steps: int, output_dir: str, rewards: Any = reward, **training: Any
 ) -> Any:
@@ -109,13 +101,3 @@ def make_trainer(
         max_completion_length=6,
         **training,
     )
-
-
-def run(
-    arm: str, seed: int, learning_rate: float, steps: int, settings: dict[str, Any] | None = None
-) -> tuple[Record, float]:
-    """Trains one arm; returns its record and the accuracy afterwards. Arguments as for the lock."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(seed, learning_rate, steps, folder)
-        record = train(trainer, Record(arm, seed, learning_rate, settings))
-    return record, accuracy(trainer.model)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,3 +158,18 @@ def times_fewer(shares: Sequence[float]) -> str:
 def or_dash(value: float, told: Callable[[float], str]) -> str:
     """A number; a dash for never, which the completions say."""
     return "–" if value == inf else told(value)
+
+
+@contextmanager
+def picture(path: Path, *shape: int, dpi: int = 100, font: int = 14, **settings: Any) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes, which are drawn into a file; its letters can be read on a phone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["font.size"] = font
+    figure, axes = pyplot.subplots(*shape, layout="constrained", **settings)
+    yield figure, axes
+    figure.savefig(path, dpi=dpi)
+    pyplot.close(figure)

@@ -1,43 +1,35 @@
 """Compares corrections, buffers and numbers of updates a completion at the same number of completions.
 
-    python benchmarks/efficiency.py --jobs 2          # all of it: hours
-    python benchmarks/efficiency.py --arms "defaults;sample_efficient" --tasks lock,vault
-    python benchmarks/efficiency.py --question parts --tasks lock,vault    # the preset without one of its parts
-    python benchmarks/efficiency.py --question sums   # several reward functions, and which of them counts
-    python benchmarks/efficiency.py --quick           # shows that it runs; its figures mean nothing
+    python benchmarks/efficiency.py --jobs 2              # all of it: hours
+    python benchmarks/efficiency.py --questions parts     # the preset without one of its parts
+    python benchmarks/efficiency.py --questions sums      # several reward functions, and which of them counts
+    python benchmarks/efficiency.py --quick               # shows that it runs; its figures mean nothing
 
 Tasks: those of benchmarks/papers.py; the wide lock (1,000 prompts); long, whose right answers are 18 letters; and
 digits, addition with a grade for each digit (dense). sum is the lock with a format and a length term beside accuracy,
-by which it is told. Every arm has a learning rate of its own on each task, chosen by
-final reward on seeds that are not reported; on the sparse tasks that which it chose on the lock. Records are appended
-to runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
+by which it is told. On the sparse tasks, an arm's learning rate is that which it chose on the lock.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import budget
-import papers  # sets the threads before torch is imported
-from learning import Ledger, Settings
+from toys import Benchmark, Settings, Task, parser_of
 
 SEEDS = (0, 1, 2, 3, 4)
 SEEDS_OF_PARTS = SEEDS[:3]
 PARTS = ("lock", "vault")
 """On which tasks the preset is run without its parts."""
 TASKS = {
-    "lock": papers.Task(32_000, (3e-4, 5e-4, 1e-3), (100, 101)),
-    "wide lock": papers.Task(32_000, (), rates_from="lock"),
-    "vault": papers.Task(32_000, (), rates_from="lock"),
-    "addition": papers.Task(12_800, (1e-5, 3e-5, 1e-4), (100,)),
-    "grades": papers.Task(9_600, (1e-4, 3e-4, 1e-3), (100,)),
-    "long": papers.Task(32_000, (), rates_from="lock"),
-    "digits": papers.Task(9_600, (), rates_from="addition"),
-    "sum": papers.Task(32_000, (3e-4, 5e-4, 1e-3), (100, 101)),
+    "lock": Task(32_000, (3e-4, 5e-4, 1e-3), (100, 101)),
+    "wide lock": Task(32_000, (), rates_from="lock"),
+    "vault": Task(32_000, (), rates_from="lock"),
+    "addition": Task(12_800, (1e-5, 3e-5, 1e-4), (100,)),
+    "grades": Task(9_600, (1e-4, 3e-4, 1e-3), (100,)),
+    "long": Task(32_000, (), rates_from="lock"),
+    "digits": Task(9_600, (), rates_from="addition"),
+    "sum": Task(32_000, (3e-4, 5e-4, 1e-3), (100, 101)),
 }
 TOPR = {"replay_correction": "topr"}
 FIVE = {"num_iterations": 5}
@@ -75,87 +67,23 @@ SUMS: dict[str, tuple[Settings, dict[str, Any]]] = {
     "low_std": ({"replay_selector": "low_std", "replay_record": "loss"}, {}),  # as it was measured
 }
 """Ways to replay where the sum of the reward functions is hardly ever equal over a group."""
-ARMS_OF = {"arms": ARMS, "parts": LEFT_OUT, "sums": SUMS}
-
-
-def formatted(completions: list[str], **_: Any) -> list[float]:
-    """1 for two letters."""
-    return [float(len(text) == 2 and text.isalpha()) for text in completions]
-
-
-def length(completions: list[str], **_: Any) -> list[float]:
-    """Up to 0.1 for a short text: letters later in the alphabet are longer."""
-    return [0.1 - sum(map("abcdefghijklmnop".find, text)) / 300 for text in completions]
-
-
-def make_trainer(job: papers.Job, folder: str) -> Any:
-    """The task's trainer, with more updates than the completions can last for."""
-    steps = (job.budget // papers.COMPLETIONS_A_BATCH + 1) * job.training.get("num_iterations", 1)
-    if job.task == "digits":
-        import addition
-        import vaults
-
-        rewards = vaults.share_of_letters
-        return addition.make_trainer(job.seed, job.learning_rate, steps, folder, rewards, **job.training)
-    if job.task == "sum":
-        import lock
-
-        rewards = [formatted, lock.reward, length]
-        return lock.make_trainer(job.seed, job.learning_rate, steps, folder, rewards=rewards, **job.training)
-    if job.task in ("wide lock", "long"):
-        import vaults
-
-        vault = vaults.WIDE_LOCK if job.task == "wide lock" else vaults.LONG
-        return vaults.make_trainer(vault, job.seed, job.learning_rate, steps, folder, **job.training)
-    return papers.make_trainer(job, folder)
-
-
-def perform(job: papers.Job) -> dict[str, Any]:
-    """Runs one job in this process and returns its record."""
-    result, record = budget.trained(job, make_trainer)
-    return {
-        **result,
-        "reached_three_quarters": budget.reached(record.reward, record.rollouts_at, 0.75),
-        "updates": len(record.reward) * job.training.get("num_iterations", 1),
-        "curve": [round(value, 4) for value in record.curve(25)],
-        "replay": {name: round(value, 5) for name, value in record.means.items()},
-    }
-
-
-class Benchmark(papers.Benchmark):
-    """Runs each arm with settings of the trainer's besides."""
-
-    def jobs(self, task: str, arm: str, rate: float, seeds: Any, **training: Any) -> list[papers.Job]:
-        """One for each seed."""
-        settings, more = (ARMS | LEFT_OUT | SUMS)[arm]
-        budget = self.tasks[task].budget
-        return [papers.Job(task, arm, rate, seed, budget, settings, {**more, **training}) for seed in seeds]
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "arms": {"arms": ARMS, "tasks": [task for task in TASKS if task != "sum"]},
+    "parts": {"arms": LEFT_OUT, "tasks": PARTS, "seeds": SEEDS_OF_PARTS, "chosen_by": "sample_efficient"},
+    "sums": {"arms": SUMS, "tasks": ["sum"]},
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    parser = papers.parser_of(__doc__, "out/efficiency", TASKS)
-    parser.add_argument("--arms", default="", help="which arms, by semicolons; all of the question's if not given")
-    parser.add_argument("--question", choices=ARMS_OF, default="arms", help="what is compared")
-    options = parser.parse_args(arguments)
-    sums = options.question == "sums"
-    tasks = papers.tasks_of("sum" if sums else options.tasks, {n: t for n, t in TASKS.items() if sums == (n == "sum")})
-    parts = options.question == "parts"
-    seeds = SEEDS_OF_PARTS if parts else SEEDS
-    if options.quick:
-        tasks = {name: papers.Task(640, (3e-4,), (100,)) for name in tasks}
-        seeds = SEEDS[:1]
-    options.out.mkdir(parents=True, exist_ok=True)
-    benchmark = Benchmark(Ledger(options.out / "runs.jsonl", perform), options.jobs, tasks, seeds)
+    options = parser_of(__doc__, "efficiency", QUESTIONS).parse_args(arguments)
+    benchmark = Benchmark(TASKS, SEEDS, lambda arm, *_: (ARMS | LEFT_OUT | SUMS)[arm], options)
+    for question in options.questions:
+        benchmark.at_chosen_rates(**QUESTIONS[question])
 
-    from efficiency_report import table
+    from efficiency_report import tables
 
-    records: list[dict[str, Any]] = []
-    of_question = ARMS_OF[options.question]
-    for arm in options.arms.split(";") if options.arms else of_question:
-        records += benchmark.at_chosen_rates([arm], "sample_efficient" if parts else "")
-        (options.out / "table.md").write_text("\n".join(table(records, of_question)) + "\n")
-    print("\n".join(table(records, of_question)))
+    print("\n\n".join("\n".join(rows) for rows in tables([*benchmark.ledger.records.values()])))
     return 0
 
 

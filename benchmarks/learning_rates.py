@@ -1,63 +1,58 @@
 """How forgiving is the learning rate? Accuracy at the end over it, stock and the preset, on a CPU; and what the preset
 saves of stock's accuracy at its best rate.
 
-    python benchmarks/learning_rates.py            # trains what is left; several processes may share the queue
-    python benchmarks/learning_rates.py --left     # only prints which runs are left
-    python benchmarks/learning_rates.py --collect  # only appends whole runs of --out to benchmarks/results
-    python benchmarks/learning_rates.py --table    # only prints what there is
-
 The runs that the study made at its own rates (when_it_pays.py) are taken from its ledger, and are not run again. Arms,
-rates, and seeds are those of plans/updates_per_batch.md, row 5; runs append to learning_rates.jsonl in --out.
+rates, and seeds are those of plans/updates_per_batch.md, row 5.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import completions
 import numpy as np
 import updates_per_batch
 import when_it_pays as study
-from when_it_pays import Run
+from runs import PILOT, Done, Run, Study
+from when_it_pays import Arm, is_whole
 
-RESULTS = Path(__file__).parent / "results" / "learning_rates.jsonl"
 TASKS = ("products", "french")
 PRODUCTS, FRENCH = (3e-6, 1e-5, 3e-5, 1e-6), (2e-5, 8e-5, 1e-5, 5e-6, 4e-5)
-QUEUE = [
-    *(("products", "stock, 2 updates, KL", rate) for rate in (3e-6, 1e-5, 1e-6)),
-    *(("french", "stock, 2 updates", rate) for rate in (1e-5, 4e-5, 5e-6)),
-    *(("products", arm, rate) for rate in PRODUCTS for arm in ("sample_efficient", "stock")),
-    *(("french", arm, rate) for rate in FRENCH for arm in ("sample_efficient", "stock")),
-    *(("products", "stock, KL 0.02", rate) for rate in PRODUCTS),
-    *(("french", "stock, KL 0.02", rate) for rate in FRENCH),
+ARMS = {**study.ARMS, "stock, KL 0.02": Arm(None, beta=0.02)}
+QUEUE: list[tuple[str, str, tuple[float, ...]]] = [
+    ("products", "stock, 2 updates, KL", (3e-6, 1e-5, 1e-6)),
+    ("products", "stock, 2 updates", (2e-6, 1e-6)),
+    ("french", "stock, 2 updates", (1e-5, 4e-5, 5e-6)),
+    *(
+        (task, arm, rates)
+        for task, rates in (("products", PRODUCTS), ("french", FRENCH))
+        for arm in ("sample_efficient", "stock", "stock, KL 0.02")
+    ),
 ]
 """Tasks, arms, and rates, those first that matter most."""
 WORDS = ("none", "one", "two", "three", "four", "five")
 
 
-def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
+def finished(*paths: Path) -> Done:
     """The runs that are whole, the study's and those of the curve."""
-    there = study.ledger(RESULTS, *paths)
-    return study.finished() | {run: of for run, of in there.items() if study.is_whole(study.TASKS[run.task], of[-1])}
+    return study.STUDY.finished() | STUDY.finished(*paths)
 
 
-def left(path: Path) -> list[Run]:
-    """The runs of the queue that are not whole."""
-    done = finished(path)
-    runs = (Run(*what, seed) for what, seed in itertools.product(QUEUE, updates_per_batch.SEEDS))
-    return [run for run in runs if run not in done]
+def queue(done: Done) -> Iterator[Run]:
+    """All runs but the study's."""
+    of_study = study.STUDY.finished()
+    for task, arm, rates in QUEUE:
+        runs = (Run(task, arm, rate, seed) for rate, seed in itertools.product(rates, updates_per_batch.SEEDS))
+        yield from (run for run in runs if run not in of_study)
 
 
-def collect(path: Path) -> list[Run]:
-    """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
-    return study.collect(path, RESULTS, finished(path).keys() - finished().keys())
+STUDY = Study("learning_rates", lambda run, line: is_whole(study.TASKS[run.task], line), queue)
 
 
-def ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> dict[float, list[float]]:
+def ends(done: Done, task: str, arm: str) -> dict[float, list[float]]:
     """Of each rate at which an arm is whole, the accuracy at the end, by seed."""
     found = {}
     for rate in sorted({run.rate for run in done if (run.task, run.arm) == (task, arm)}):
@@ -67,7 +62,7 @@ def ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> dict[flo
     return found
 
 
-def told(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
+def told(done: Done, task: str) -> str:
     """The sentence of docs/evidence.md."""
 
     def listed(values: Iterable[str]) -> str:
@@ -82,7 +77,7 @@ def told(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
     )
 
 
-def best_of(done: dict[Run, list[dict[str, Any]]], task: str, arm: str = "stock") -> float:
+def best_of(done: Done, task: str, arm: str = "stock") -> float:
     """The rate of the highest mean accuracy at the end."""
     means = {rate: float(np.mean(values)) for rate, values in ends(done, task, arm).items()}
     return max(means, key=means.__getitem__)
@@ -92,7 +87,7 @@ Pairs = list[tuple[completions.Measured, completions.Measured]]
 """Of each seed, what stock and the preset were measured to be."""
 
 
-def paired(done: dict[Run, list[dict[str, Any]]], task: str, rate: float, arm: str = "sample_efficient") -> Pairs:
+def paired(done: Done, task: str, rate: float, arm: str = "sample_efficient") -> Pairs:
     """Stock at the best of its rates, and another arm at one. Stock's is chosen after the runs that are compared,
     which favors stock."""
     arms = ("stock", best_of(done, task)), (arm, rate)
@@ -103,7 +98,7 @@ def paired(done: dict[Run, list[dict[str, Any]]], task: str, rate: float, arm: s
     return [tuple(measured(Run(task, *arm, seed)) for arm in arms) for seed in updates_per_batch.SEEDS]
 
 
-def against_best(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[float, list[completions.Saving]]:
+def against_best(done: Done, task: str) -> dict[float, list[completions.Saving]]:
     """Of each rate of the preset, what it saves."""
     rates = ends(done, task, "sample_efficient")
     return {rate: [completions.saving(*pair) for pair in paired(done, task, rate)] for rate in rates}
@@ -112,29 +107,29 @@ def against_best(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[float
 def shown() -> dict[str, tuple[str, Pairs]]:
     """The task and the pairs of each row and panel of the README: lists on a CPU and on a GPU, and the tasks whose
     prompts are new. The preset is at the rate of its pilots, and stock at its best one."""
-    rates, on_cpu, on_gpu = updates_per_batch.studied(), finished(), updates_per_batch.finished()
+    rates, on_cpu, on_gpu = updates_per_batch.studied(), finished(), updates_per_batch.STUDY.finished()
     found = {}
     for task in study.AGAIN:
         for where, done in (("CPU", on_cpu), ("GPU", on_gpu)):
             found[f"{task}, {where}"] = task, paired(done, task, rates[task, "sample_efficient"])
     for task in sorted(study.TASKS.keys() - set(study.AGAIN), reverse=True):
-        of_arms = study.measured_by_arm(study.finished(), task)
+        of_arms = study.measured_by_arm(study.STUDY.finished(), task)
         stock, preset = of_arms[study.GOALS.get(task, "stock")], of_arms["sample_efficient"]
         found[f"{task}, new"] = task, [(stock[seed], preset[seed]) for seed in sorted(stock)]
     return found
 
 
-def control(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
+def control(done: Done, task: str) -> str:
     """Accuracy at the end of stock with two updates, with or without a KL term, at its best rate."""
     found: dict[tuple[str, float], list[float]] = {}
     for run, lines in done.items():
-        if run.task == task and run.arm in ("stock, 2 updates", "stock, 2 updates, KL") and run.seed != study.PILOT:
+        if run.task == task and run.arm in ("stock, 2 updates", "stock, 2 updates, KL") and run.seed != PILOT:
             found.setdefault((run.arm, run.rate), []).append(lines[-1]["sampled"])
     means = [float(np.mean(values)) for values in found.values() if len(values) >= len(updates_per_batch.SEEDS)]
     return f"{max(means):.2f}, {len(means)} tried"
 
 
-def slower(done: dict[Run, list[dict[str, Any]]], task: str, rate: float) -> list[float]:
+def slower(done: Done, task: str, rate: float) -> list[float]:
     """Of each seed, how many times as long a batch takes the preset as stock: of two steps and of one, which TRL has
     timed; medians over the run."""
 
@@ -148,7 +143,7 @@ def slower(done: dict[Run, list[dict[str, Any]]], task: str, rate: float) -> lis
     ]
 
 
-def in_seconds(done: dict[Run, list[dict[str, Any]]], task: str, rate: float) -> str:
+def in_seconds(done: Done, task: str, rate: float) -> str:
     """Of stock's seconds to its final accuracy, how many the preset takes to it, as measured: by seed, the least
     first."""
     savings = [completions.saving(*pair) for pair in paired(done, task, rate)]
@@ -163,7 +158,7 @@ def headline() -> list[str]:
         "|---|---|---|---|---|",
     ]
     rates = updates_per_batch.studied()
-    ledgers = {"CPU": finished(), "GPU": updates_per_batch.finished(), "new": study.finished()}
+    ledgers = {"CPU": finished(), "GPU": updates_per_batch.STUDY.finished(), "new": study.STUDY.finished()}
     for name, (task, pairs) in shown().items():
         savings = [completions.saving(*pair) for pair in pairs]
         ends_of = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
@@ -177,7 +172,7 @@ def headline() -> list[str]:
     return rows
 
 
-def on_products(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+def on_products(done: Done) -> list[str]:
     """The README's table, as Markdown: each arm at the best of its rates, mean and range of the seeds."""
     of = f"{study.TASKS['products'].rollouts:,} completions, SmolLM2-135M, 3 seeds"
     rows = [f"| {of} | best rate | accuracy on the 24 prompts |", "|---|---|---|"]
@@ -195,7 +190,7 @@ def on_products(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
-def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+def table(done: Done) -> list[str]:
     """A row a task and a rate of the preset, as Markdown."""
     rows = [
         "| task | stock's best rate | the preset's rate | times fewer | get there | end |",
@@ -212,37 +207,31 @@ def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
-def ranges(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
+def ranges(done: Done, task: str) -> str:
     """Between which values the preset ends over the rates, and stock, in words of README."""
     means = ([np.mean(of) for of in ends(done, task, arm).values()] for arm in ("sample_efficient", "stock"))
     preset, stock = (f"{min(of_arm):.2f} to {max(of_arm):.2f}" for of_arm in means)
     return f"at {preset}, and stock at {stock}"
 
 
-def above(done: dict[Run, list[dict[str, Any]]], task: str) -> str:
+def above(done: Done, task: str) -> str:
     """At how many rates the preset's mean accuracy at the end is above stock's at its best rate, in words."""
     best = np.mean(ends(done, task, "stock")[best_of(done, task)])
     means = [np.mean(values) for values in ends(done, task, "sample_efficient").values()]
     return f"{WORDS[sum(mean > best for mean in means)]} of {WORDS[len(means)]}"
 
 
+def report(done: Done) -> list[list[str]]:
+    """All tables."""
+    done = study.STUDY.finished() | done
+    return [*(updates_per_batch.curve(done, task) for task in TASKS), table(done), headline(), on_products(done)]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    options, path = study.command(arguments, __doc__, "learning_rates", "left", "collect")
-    if options.left:
-        print("\n".join(run.name for run in left(path)))
-    elif options.collect:
-        print("\n".join(f"{run.name}: collected" for run in collect(path)))
-    elif options.table:
-        done = finished(path)
-        tables = (updates_per_batch.curve(done, task) for task in TASKS)
-        print("\n\n".join("\n".join(rows) for rows in (*tables, table(done), headline(), on_products(done))))
-    else:
-        arms = updates_per_batch.ARMS
-        study.train_all(
-            lambda: left(path), options.out, lambda run: study.perform(run, study.TASKS[run.task], arms[run.arm], path)
-        )
-    return 0
+    return STUDY.main(
+        __doc__, report, lambda run, path: study.perform(run, study.TASKS[run.task], ARMS[run.arm], path), arguments
+    )
 
 
 if __name__ == "__main__":

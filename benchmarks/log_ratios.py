@@ -15,14 +15,15 @@ token.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import alone  # noqa: F401
 import numpy as np
 import torch
-import when_it_pays as study
 
 RESULTS = Path(__file__).parent / "results" / "log_ratios.jsonl"
 TOKENS, RATES, UPDATES, ROWS = (16, 64, 256), (1e-5,), 8, 16
@@ -112,11 +113,16 @@ def table(lines: list[dict[str, Any]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    options, _ = study.command(arguments, __doc__, "log_ratios")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only print what there is")
+    parser.add_argument("--out", type=Path, default=Path("out/log_ratios"), help="folder of the model")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     done = {(line["tokens"], line["rate"]) for line in ledger()}
     for tokens, rate in ((tokens, rate) for rate in RATES for tokens in TOKENS):
         if options.table or (tokens, rate) in done:
             continue
+        sys.path.append(str(Path(__file__).parents[1] / "examples"))
         from smollm2_reasoning import smollm2
 
         model, tokenizer = smollm2(options.out / "model")

@@ -1,23 +1,12 @@
 """Does replay hold its gain on answers of 12 to 128 tokens, and with which correction? A tiny model on a CPU.
 
-    python benchmarks/long_answers.py            # trains what is left; several processes may share the queue
-    python benchmarks/long_answers.py --left     # only prints which runs are left
-    python benchmarks/long_answers.py --collect  # only appends whole runs of --out to benchmarks/results
-    python benchmarks/long_answers.py --table    # only prints what there is
-
 Twelve prompts come again. An answer is up to M letters of free thought, `*`, and two letters that are right or wrong.
 Thoughts have no part in the reward: tasks of different M differ in length alone. Before RL, the model is taught the
 form, and a random taste for wrong codes; the right one gets 6 %. Arms, rates, seeds, and their order are those of
-plans/long_answers.md; runs append to long_answers.jsonl in --out, a line a measurement.
+plans/long_answers.md.
 """
 
 from __future__ import annotations
-
-import os
-
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import itertools
 import math
@@ -31,19 +20,19 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import alone  # noqa: F401
 import completions
 import lock
 import numpy as np
 import torch
 import when_it_pays as study
 from learning_rates import best_of, ends
+from runs import Done, Run, Study
 from transformers import PrinterCallback
-from when_it_pays import Run
 
 import trl_replay
 from trl_replay.testing import make_model, make_tokenizer
 
-RESULTS = Path(__file__).parent / "results" / "long_answers.jsonl"
 KEYS, THOUGHTS, LETTERS, RIGHT = 12, "abcdefgh", "uvwx", 0.06
 CODES = [one + other for one in LETTERS for other in LETTERS]
 PROMPT = 3
@@ -200,24 +189,10 @@ def perform(run: Run, path: Path) -> None:
             trainer.train()
 
 
-def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The runs that are whole, those in benchmarks/results first."""
-    there = study.ledger(RESULTS, *paths)
-    return {run: lines for run, lines in there.items() if study.is_whole(TASKS[run.task], lines[-1])}
+STUDY = Study("long_answers", lambda run, line: study.is_whole(TASKS[run.task], line), lambda done: QUEUE)
 
 
-def left(path: Path) -> list[Run]:
-    """The runs of the queue that are not whole."""
-    done = finished(path)
-    return [run for run in QUEUE if run not in done]
-
-
-def collect(path: Path) -> list[Run]:
-    """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
-    return study.collect(path, RESULTS, finished(path).keys() - finished().keys())
-
-
-def table(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
+def table(done: Done, task: str) -> list[str]:
     """A row an arm, as Markdown: accuracy at the end of each seed, by rate, and at the best rate what it saves of the
     completions to stock's end at its own best rate. A dash where seeds are missing."""
     rates = sorted(RATES)
@@ -241,7 +216,7 @@ def table(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     return rows
 
 
-def weights(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+def weights(done: Done) -> list[str]:
     """What stored failures weighed on average over a run, as Markdown: of the runs that logged it."""
     arms = ("topr", "topr(level='token')", "truncated")
     rows = [f"| tokens | rate | {' | '.join(arms)} |", "|---|---|---|---|---|"]
@@ -255,17 +230,14 @@ def weights(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
+def report(done: Done) -> list[list[str]]:
+    """All tables."""
+    return [*(table(done, task) for task in TASKS), weights(done)]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    options, path = study.command(arguments, __doc__, "long_answers", "left", "collect")
-    if options.left or options.collect:
-        print("\n".join(run.name for run in (left if options.left else collect)(path)))
-    elif options.table:
-        done = finished(path)
-        print("\n\n".join("\n".join(rows) for rows in (*(table(done, task) for task in TASKS), weights(done))))
-    else:
-        study.train_all(lambda: left(path), options.out, lambda run: perform(run, path))
-    return 0
+    return STUDY.main(__doc__, report, perform, arguments)
 
 
 if __name__ == "__main__":

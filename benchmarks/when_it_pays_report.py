@@ -3,29 +3,24 @@
     python benchmarks/when_it_pays_report.py           # prints the table as Markdown
     python benchmarks/when_it_pays_report.py --stock   # stock's groups at the end of tiny tasks: 20 minutes of a core
 
-Tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl
-and, for chain sums, of results/real_model.jsonl.
+Tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import chain_sums
 import completions
+import numpy as np
 import when_it_pays as study
 
 RESULTS = Path(__file__).parent / "results"
+KEPT = ("task", "arm", "learning_rate", "seed", "budget", "final_reward", "last_quarter")
 STOCK_ON_TINY_TASKS = RESULTS / "when_it_pays_stock.jsonl"
 TINY = ("lock", "wide lock", "vault", "long", "addition", "grades", "digits")
 GRADED = ("grades", "digits")
@@ -117,7 +112,7 @@ def tiny_dots() -> list[Dot]:
     return found
 
 
-def real_dots(done: dict[study.Run, list[dict[str, Any]]]) -> list[Dot]:
+def real_dots(done: study.Done) -> list[Dot]:
     """Those of the study, whose arms of two updates are compared with stock with as many."""
     found = []
     for name, task in study.TASKS.items():
@@ -136,31 +131,9 @@ def real_dots(done: dict[study.Run, list[dict[str, Any]]]) -> list[Dot]:
     return found
 
 
-def earlier_dots() -> list[Dot]:
-    """Those of the sums that were run before the study, at one rate, whose preset is compared with stock."""
-    runs = chain_sums.finished(RESULTS / "real_model.jsonl")
-    of_stock = chain_sums.last_accuracies(runs["stock"])
-    ends = []
-    for records in runs["stock"].values():
-        late = [record for record in records if record["batch"] > 0.75 * chain_sums.BATCHES]
-        dead, reward = (
-            float(np.mean([record[name] for record in late])) for name in ("frac_reward_zero_std", "reward")
-        )
-        ends.append(not_all_right(dead, reward))
-    found, measured = [], partial(completions.Measured.of, batch=1, measure="accuracy")
-    for arm in runs.keys() - {"stock"}:
-        of_arm = chain_sums.last_accuracies(runs[arm])
-        gains = tuple(value - of_stock[seed] for seed, value in of_arm.items())
-        shares = tuple(
-            completions.saving(measured(runs["stock"][seed]), measured(runs[arm][seed])).share for seed in of_arm
-        )
-        found.append(Dot("chain sums", arm, True, float(np.mean(ends)), gains, shares))
-    return found
-
-
 def dots() -> list[Dot]:
     """All of them, the tasks on which most groups are unsolved first."""
-    found = [*tiny_dots(), *real_dots(study.finished()), *earlier_dots()]
+    found = [*tiny_dots(), *real_dots(study.STUDY.finished())]
     return sorted(found, key=lambda dot: (-dot.unsolved, dot.task))
 
 
@@ -188,18 +161,17 @@ def verdict(found: list[Dot]) -> str:
 
 def run_stock() -> None:
     """Appends stock's runs on the tiny tasks, at the rates and seeds of results/efficiency.jsonl."""
-    import efficiency
-    import papers
+    import toys
 
     there = {(line["task"], line["seed"]) for line in lines_of(STOCK_ON_TINY_TASKS)}
     for line in lines_of(RESULTS / "efficiency.jsonl"):
         key = line["task"], line["seed"]
         if line["arm"] == "stock" and line["task"] in TINY and line["seed"] < 50 and key not in there:
-            job = papers.Job(line["task"], "stock", line["learning_rate"], line["seed"], line["budget"], None, {})
-            record = efficiency.perform(job)
-            kept = {name: record[name] for name in ("final_reward", "last_quarter")}
+            record = toys.perform(
+                toys.Job(line["task"], "stock", line["learning_rate"], line["seed"], line["budget"], None)
+            )
             with STOCK_ON_TINY_TASKS.open("a") as file:
-                file.write(json.dumps({**asdict(job), **kept}) + "\n")
+                file.write(json.dumps({name: record[name] for name in KEPT}) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,22 +15,21 @@ def study(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     study = importlib.import_module("when_it_pays")
-    monkeypatch.setattr(study, "RESULTS", tmp_path / "results.jsonl")
+    monkeypatch.setattr(importlib.import_module("runs"), "RESULTS", tmp_path)
     return study
 
 
 def told(study, curves, task="products"):
     """The rows but stock's, for a ledger with these accuracies at equal distances, 768 completions on products."""
-    every = study.TASKS[task].accuracy_every
+    every, goal = study.TASKS[task].accuracy_every, study.GOALS.get(task, "stock")
     lines = [
         {"task": task, "arm": arm, "rate": 1e-5, "seed": seed, "batch": every * number, "sampled": value}
         for (arm, seed), values in curves.items()
         for number, value in enumerate(values)
     ]
-    study.RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return [
-        row for row in study.to_the_goal(study.finished())[4:] if f"| {study.GOALS.get(task, 'stock')} |" not in row
-    ]
+    path = importlib.import_module("runs").RESULTS / "when_it_pays.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [row for row in study.to_the_goal(study.STUDY.finished())[4:] if f"| {goal} |" not in row]
 
 
 def test_an_arm_is_compared_by_the_completions_to_the_final_accuracy_of_stock_on_its_seed(study):

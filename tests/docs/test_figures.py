@@ -27,40 +27,38 @@ def efficiency():
     return [json.loads(line) for line in (RESULTS / "efficiency.jsonl").read_text().splitlines()]
 
 
+def of_study(study):
+    return study.report(study.STUDY.finished())
+
+
 def of_updates(ratio):
-    done = ratio.finished()
-    return [ratio.to_the_goal(done)[2:], ratio.beside(done), ratio.curve(done, "french")]
+    to_the_goal, *others = of_study(ratio)
+    return [to_the_goal[2:], *others]
 
 
 def of_rates(rates):
-    done = rates.finished()
-    return [*(rates.updates_per_batch.curve(done, task) for task in rates.TASKS), rates.table(done)]
+    return rates.report(rates.finished())[:3]
 
 
 def of_what_tells(report):
-    return [report.table(report.dots()), report.study.by_rate(report.study.finished(), "topics")]
-
-
-def of_long_answers(long):
-    return [*(long.table(long.finished(), task) for task in long.TASKS), long.weights(long.finished())]
+    return [report.table(report.dots()), report.study.by_rate(report.study.STUDY.finished(), "topics")]
 
 
 TABLES = [
     # reports or pages, benchmark, and what makes tables of its results, each a list of lines
-    ("learning", "learning_report", lambda report: [report.overview(results_of("learning"))]),
+    ("learning", "learning", lambda learning: [learning.overview(results_of("learning"))]),
     ("papers", "papers_report", lambda report: report.tables(results_of("papers")).values()),
-    ("costs", "overhead", lambda bench: [bench.size_table(results_of("overhead_tables")["checks"])]),
     ("costs", "long", lambda bench: [bench.table(results_of("long"))]),
     ("efficiency preset docs/several-rewards", "efficiency_report",
      lambda report: report.tables(efficiency())),
-    ("when_it_pays", "when_it_pays", lambda study: [study.to_the_goal(study.finished())]),
+    ("when_it_pays", "when_it_pays", lambda study: [study.to_the_goal(study.STUDY.finished())]),
     ("when_it_pays", "when_it_pays_report", of_what_tells),
     ("updates_per_batch", "updates_per_batch", of_updates),
     ("updates_per_batch", "learning_rates", of_rates),
-    ("updates_per_batch", "second_model", lambda second: [second.table(second.finished())]),
-    ("long_answers", "long_answers", of_long_answers),
+    ("updates_per_batch", "second_model", lambda second: [second.table(second.STUDY.finished())]),
+    ("long_answers", "long_answers", of_study),
     ("long_answers", "log_ratios", lambda drift: [drift.table(drift.ledger())]),
-    ("second_runs", "second_runs", lambda second: [second.table(second.finished(second.RESULTS))]),
+    ("second_runs", "second_runs", lambda second: [second.table(second.STUDY.finished())]),
 ]  # fmt: skip
 
 
@@ -87,7 +85,7 @@ def test_the_gain_on_addition_is_told_late_and_early():
             accuracies[record["arm"]][record["seed"]] = record["accuracy"]
     early = importlib.import_module("completions").paired(accuracies["defaults"], accuracies["stock"])
     found = results_of("learning")["tasks"]["addition"]
-    late = importlib.import_module("learning_report").difference(found["summary"]["corrected"])
+    late = importlib.import_module("learning").gain(results_of("learning"))
     assert found["runs"][0]["rollouts"] == 32_000
     page = (REPORTS / "learning.md").read_text()
     assert f"**{late}**" in page
@@ -147,12 +145,12 @@ def test_what_replay_costs_on_a_gpu_is_what_the_pages_say():
 
 def test_a_dry_run_on_a_gpu_logged_what_stock_did():
     """The same seeds and rates in two ledgers: runs without replay, and with a dry run."""
-    study, second = importlib.import_module("when_it_pays"), importlib.import_module("second_runs")
-    stock = study.ledger(second.RESULTS.with_name("updates_per_batch.jsonl"))
-    dry = {run: lines for run, lines in study.ledger(second.RESULTS).items() if run.arm == "first run"}
+    runs = importlib.import_module("runs")
+    stock = runs.ledger(RESULTS / "updates_per_batch.jsonl")
+    dry = {run: lines for run, lines in runs.ledger(RESULTS / "second_run.jsonl").items() if run.arm == "first run"}
     assert len(dry) == 6
     for run, lines in dry.items():
-        for one, other in zip(lines, stock[study.Run(run.task, "stock", run.rate, run.seed)], strict=False):
+        for one, other in zip(lines, stock[runs.Run(run.task, "stock", run.rate, run.seed)], strict=False):
             for name in ("batch", "reward", "sampled", "entropy", "grad_norm", "found"):
                 assert one.get(name) == other.get(name)
 
@@ -166,7 +164,7 @@ def test_what_tells_beforehand_whether_replay_pays_is_what_the_page_says():
 def test_what_the_readme_says_of_the_preset_was_measured():
     rates = importlib.import_module("learning_rates")
     study, page = rates.study, (REPORTS / "when_it_pays.md").read_text()
-    readme, done = " ".join(page.split()), study.finished()
+    readme, done = " ".join(page.split()), study.STUDY.finished()
     assert "\n".join(rates.headline()) in page
     savings = {name: [rates.completions.saving(*pair) for pair in pairs] for name, (_, pairs) in rates.shown().items()}
     shares = {name: [saving.share for saving in of_name] for name, of_name in savings.items()}
@@ -200,12 +198,12 @@ def test_what_the_readme_says_of_the_preset_was_measured():
         f"{1 / np.median([saving.share for saving in of_french]):.1f}"
         for of_french in (
             study.savings_of(done, "french")["sample_efficient"],
-            ratio.savings_of(ratio.finished(), "french"),
+            ratio.savings_of(ratio.STUDY.finished(), "french"),
         )
     ]
     assert f"the saving on *french* is {at_tuned[0]} on a CPU, and {at_tuned[1]} on a GPU" in readme
     tuned = study.chosen_rates(done)
-    bests = rates.best_of(rates.finished(), "french"), rates.best_of(ratio.finished(), "french")
+    bests = rates.best_of(rates.finished(), "french"), rates.best_of(ratio.STUDY.finished(), "french")
     assert bests == (tuned["french", "stock"] / 2,) * 2
     assert study.ADDED["topics", study.GOALS["topics"]] == tuned["topics", "stock"] / 2
     assert rates.best_of(rates.finished(), "products") == tuned["products", "stock"]
@@ -220,7 +218,7 @@ def test_what_the_readme_says_of_the_preset_was_measured():
         for arm in ("stock, 2 updates", "sample_efficient")
         for found in (
             [saving for task in study.AGAIN for saving in study.savings_of(done, task)[arm]],
-            [saving for task in study.AGAIN for saving in ratio.savings_of(ratio.finished(), task, arm)],
+            [saving for task in study.AGAIN for saving in ratio.savings_of(ratio.STUDY.finished(), task, arm)],
         )
     ]
     assert (
@@ -232,7 +230,7 @@ def test_what_the_readme_says_of_the_preset_was_measured():
 def test_what_pages_say_of_long_answers_was_measured():
     """And the advice begins at the shortest length at which it was measured to be better."""
     long, drift = importlib.import_module("long_answers"), importlib.import_module("log_ratios")
-    done, page = long.finished(), " ".join((ROOT / "docs" / "evidence.md").read_text().split())
+    done, page = long.STUDY.finished(), " ".join((ROOT / "docs" / "evidence.md").read_text().split())
 
     def best(task, arm):
         return np.mean(long.ends(done, task, arm)[long.best_of(done, task, arm)])
@@ -256,7 +254,7 @@ def test_what_pages_say_of_long_answers_was_measured():
 
 def test_what_pages_say_of_the_second_model_was_measured():
     second = importlib.import_module("second_model")
-    done = second.finished()
+    done = second.STUDY.finished()
     stock, preset, seeds = second.compared(done)
     readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
     assert f"at {preset:.2f} where stock's ended at {stock:.2f} (Gemma 3 270M, {seeds} seeds; one chose" in readme
@@ -295,7 +293,7 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
     assert "(TRL's 1e-6 was too low here)" in lead
     assert all(np.isinf(one.share) for one in rates.against_best(done, "products")[1e-6])
     low, high = (np.mean(of) for of in rates.ends(done, "french", "stock, 2 updates").values())
-    of_topics, _, _ = rates.control(rates.study.finished(), "topics").partition(",")
+    of_topics, _, _ = rates.control(rates.study.STUDY.finished(), "topics").partition(",")
     evidence = " ".join((ROOT / "docs" / "evidence.md").read_text().split())
     least, *_, most = sorted(alone["stock, 2 updates"])
     assert f"on *products* at {least:.2f} to {most:.2f}, at 1e-06, 2e-06, and 3e-06" in evidence
@@ -316,7 +314,7 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
         for name, of_name in savings.items()
     }
     assert np.isinf(least["french, GPU"])
-    cpu, gpu = rates.finished(), rates.updates_per_batch.finished()
+    cpu, gpu = rates.finished(), rates.updates_per_batch.STUDY.finished()
     took = {
         (device, task): np.median(
             [
@@ -353,7 +351,7 @@ def test_what_pages_say_of_seconds_was_measured():
     tuned = rates.updates_per_batch.studied()["products", "sample_efficient"]
     on_cpu, on_gpu = (
         rates.in_seconds(done, "products", tuned).split(", ")
-        for done in (rates.finished(), rates.updates_per_batch.finished())
+        for done in (rates.finished(), rates.updates_per_batch.STUDY.finished())
     )
     pays, report = (
         " ".join((ROOT / page).read_text().split())
@@ -375,8 +373,8 @@ def test_what_the_readme_says_of_the_defaults_was_measured():
         f"on three of four toy tasks like this, it raised the mean reward by {stuck[1]:.2f} to {stuck[-1]:.2f}"
         in readme
     )
-    assert [dot.saves for dot in of_defaults.values() if dot.is_real] == [False] * 5
-    assert "On none of five tasks did that save completions on every seed" in readme
+    assert [dot.saves for dot in of_defaults.values() if dot.is_real] == [False] * 4
+    assert "On none of four tasks did that save completions on every seed" in readme
 
 
 def test_runs_whose_groups_were_used_most_ended_at_little():
@@ -409,7 +407,7 @@ def test_what_pages_say_of_learning_rates_was_measured():
 
 def test_what_pages_say_of_stock_at_its_best_rate_was_measured():
     rates = importlib.import_module("learning_rates")
-    tuned = rates.study.chosen_rates(rates.study.finished())
+    tuned = rates.study.chosen_rates(rates.study.STUDY.finished())
     savings = rates.against_best(rates.finished(), "french")[tuned["french", "sample_efficient"]]
     times = rates.completions.times_fewer([saving.share for saving in savings])
     evidence, pays = (
@@ -422,7 +420,7 @@ def test_what_pages_say_of_stock_at_its_best_rate_was_measured():
 def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():
     study = importlib.import_module("when_it_pays")
     ends = {"stock": {}, "stock at 4e-5": {}}
-    for run, lines in study.finished().items():
+    for run, lines in study.STUDY.finished().items():
         if run.task == "topics" and run.arm in ends and run.seed != study.PILOT:
             ends[run.arm][run.seed] = lines[-1]["reward"] / max(line["reward"] for line in lines[1:])
     fallen = {arm: [seed for seed, share in shares.items() if share < 0.5] for arm, shares in ends.items()}

@@ -22,7 +22,6 @@ import trl_replay
 from trl_replay.base import progress
 
 PACKAGE = str(Path(trl_replay.__file__).parent)
-STOCK = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in ("trl", "transformers", "accelerate"))
 WAIT, UP, PINNED, CALL = "waits", "blocking copies to the device", "pinned copies to the device", "calls on the device"
 LOSS = "waits in the loss"
 BEFORE = "copies that were begun an update before"
@@ -212,35 +211,3 @@ class OnDevice(GRPOTrainer):
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
         return loss.as_subclass(torch.Tensor)
-
-
-class Calls:
-    """Counts calls in Python and C while it is entered, those of replay's code and of what that calls apart from those
-    of the trainer, which it may call as well.
-
-    Attributes:
-        ours, theirs (`int`): How many.
-    """
-
-    def __init__(self):
-        self.ours = self.theirs = 0
-        self._stack: list[bool] = []
-
-    def __enter__(self) -> Calls:
-        sys.setprofile(self._profile)
-        return self
-
-    def __exit__(self, *args):
-        sys.setprofile(None)
-
-    def _profile(self, frame: Any, event: str, arg: Any) -> None:
-        inside = bool(self._stack) and self._stack[-1]
-        if event == "call":
-            file = frame.f_code.co_filename
-            inside = file.startswith(PACKAGE) or (inside and not file.startswith(STOCK))
-            self._stack.append(inside)
-        elif event == "return" and self._stack:
-            self._stack.pop()
-        if event in ("call", "c_call"):
-            self.ours += inside
-            self.theirs += not inside

@@ -26,6 +26,7 @@ class Each(TrainerCallback):
 
     def on_step_begin(self, *args, **kwargs):
         waits.OURS.clear()
+        waits.THEIRS.clear()
         self._device.update += 1
 
     def on_step_end(self, *args, **kwargs):
@@ -70,6 +71,7 @@ def test_a_step_that_replays_waits_three_times_and_never_in_the_loss(tmp_path, m
     assert each.last(waits.PINNED) == {"base/progress.py: send": 3}, "the batch, row ids, and which rows are replayed"
     assert each.last(waits.BEFORE) == {"base/progress.py: wait": 1}, "the log-probs that the last loss recorded"
     assert sum(each.last(waits.CALL).values()) <= 100
+    assert waits.THEIRS[waits.WAIT] > 20, "stock's own"
 
 
 def test_a_step_that_replays_nothing_waits_twice_and_computes_next_to_nothing_on_the_device(tmp_path, monkeypatch):

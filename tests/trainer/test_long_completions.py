@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from allocations import Allocations, batch_bytes
+from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -19,19 +21,30 @@ a third each, and what is computed meanwhile. A second padded copy would be one 
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    """Imports a benchmark by name."""
+def long(monkeypatch):
+    """The benchmark of long completions."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
+    return importlib.import_module("long")
 
 
-def steps_of(benchmark, folder, tokens, **settings):
+class Watch(TrainerCallback):
+    """Per step, what the seam allocated, and the most of it at a time."""
+
+    def __init__(self, allocations):
+        self.allocations = allocations
+        self.steps = []
+
+    def on_step_end(self, *args, **kwargs):
+        self.steps.append((self.allocations.allocated, self.allocations.most))
+        self.allocations.begin()
+
+
+def steps_of(long, folder, tokens, **settings):
     """Memory that the seam allocates in each step but the first two, in batches."""
-    long = benchmark("long")
-    allocations = benchmark("allocations").Allocations()
+    allocations = Allocations()
     trainer = make_trainer(
         folder,
-        long.second_group_live,
+        importlib.import_module("overhead").half_dead(16),
         ["1="],
         allocations.trainer_class(_generate_single_turn=long.generate),
         long.make_long_model(),
@@ -45,31 +58,28 @@ def steps_of(benchmark, folder, tokens, **settings):
     session = trl_replay.attach(trainer, replay_buffer_size=2, **settings)
     torch.manual_seed(0)  # of the lengths: how many tokens each group has decides what its copies take
     allocations.watch(trainer)
-    watch = long.Watch(allocations)
+    watch = Watch(allocations)
     trainer.add_callback(watch)
     with allocations:
         trainer.train()
-    batch = sum(benchmark("allocations").batch_bytes(micro) for micro in trainer._buffered_inputs)
+    batch = sum(batch_bytes(micro) for micro in trainer._buffered_inputs)
     assert session.metrics["replay/replaced_fraction"] == 0.5
     assert len(session.buffer) == 2
-    return [
-        {"allocated": step["allocated"] / batch, "most": step["most"] / batch} for step in watch.steps[long.WARM_UP :]
-    ]
+    return [{"allocated": allocated / batch, "most": most / batch} for allocated, most in watch.steps[long.WARM_UP :]]
 
 
-def test_what_the_seam_allocates_grows_as_the_batch_does_and_holds_no_second_one(benchmark, tmp_path):
-    short = steps_of(benchmark, tmp_path / "short", SHORT)
-    long = steps_of(benchmark, tmp_path / "long", LONG)
-    for step in (*short, *long):
+def test_what_the_seam_allocates_grows_as_the_batch_does_and_holds_no_second_one(long, tmp_path):
+    short = steps_of(long, tmp_path / "short", SHORT)
+    longer = steps_of(long, tmp_path / "long", LONG)
+    for step in (*short, *longer):
         assert 1 < step["allocated"] < ALLOCATED
         assert 1 < step["most"] < AT_A_TIME
-    grown = max(step["allocated"] for step in long) / max(step["allocated"] for step in short)
+    grown = max(step["allocated"] for step in longer) / max(step["allocated"] for step in short)
     assert grown < 1.1, f"the batch has {LONG // SHORT} times as many tokens, and takes {grown:.2f} times as much each"
 
 
-def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted(benchmark):
-    module = benchmark("allocations")
-    allocations = module.Allocations()
+def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted():
+    allocations = Allocations()
     batch = torch.ones(4, 100)
 
     def work():
@@ -93,8 +103,8 @@ def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted(benchma
     assert (allocations.allocated, allocations.most) == (1600, 1600), "what was freed counts no more"
 
 
-def test_what_the_trainer_does_itself_does_not_count(benchmark):
-    allocations = benchmark("allocations").Allocations()
+def test_what_the_trainer_does_itself_does_not_count():
+    allocations = Allocations()
     batch = torch.ones(4, 100)
     stock = allocations.around(batch.clone, seam=False)
 

@@ -1,14 +1,11 @@
-"""Memory that the seam allocates: bytes of new tensors and arrays, how many live at a time, and who asked."""
+"""Memory that the seam allocates: bytes of new tensors and arrays, and how many live at a time."""
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trl import GRPOTrainer
 
-import trl_replay
 from trl_replay import compat
 from trl_replay.trainer.callback import ReplayCallback
 
-PACKAGE = Path(trl_replay.__file__).parent
 CALLBACKS = ("on_optimizer_step", "on_step_end", "on_train_end")
 OBJECTS = 4096
 """Bytes of Python's objects that come and go between two looks: no more than this is no array."""
@@ -37,14 +32,11 @@ class Allocations(TorchDispatchMode):
         allocated (`int`): Bytes of all new tensors and arrays since `begin`; of arrays that came one after the other
             between two tensors, of the most that there were.
         most (`int`): Most bytes that the seam had at a time since `begin`, above those that it had then.
-        lines (`Counter`): Bytes of new tensors since `begin`, by the line of trl_replay that asked for them.
-        at_most (`Counter`): Bytes that lived when it was `most`, by line; those from before `begin` are among them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.open = False
-        self._live: Counter[str] = Counter()
         self._total = 0
         self._base = 0  # what Python and NumPy had at the last look
         self.begin()
@@ -53,8 +45,6 @@ class Allocations(TorchDispatchMode):
         """Counts from 0 again."""
         self.allocated = 0
         self.most = 0
-        self.lines: Counter[str] = Counter()
-        self.at_most: Counter[str] = Counter()
         self._before = self._total
         self._arrays = 0
 
@@ -83,9 +73,7 @@ class Allocations(TorchDispatchMode):
         self._base, _ = tracemalloc.get_traced_memory()
 
     def _note_most(self, arrays: int) -> None:
-        if self._total - self._before + arrays > self.most:
-            self.most = self._total - self._before + arrays
-            self.at_most = +self._live
+        self.most = max(self.most, self._total - self._before + arrays)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -100,16 +88,13 @@ class Allocations(TorchDispatchMode):
         return result
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        count, line = storage.nbytes(), _asker()
+        count = storage.nbytes()
         self.allocated += count
-        self.lines[line] += count
-        self._live[line] += count
         self._total += count
         self._note_most(self._arrays)
-        weakref.finalize(storage, self._free, line, count).atexit = False
+        weakref.finalize(storage, self._free, count).atexit = False
 
-    def _free(self, line: str, count: int) -> None:
-        self._live[line] -= count
+    def _free(self, count: int) -> None:
         self._total -= count
 
     def around(self, function: Callable[..., Any], seam: bool) -> Callable[..., Any]:
@@ -153,14 +138,3 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 def _memory(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
-
-
-def _asker() -> str:
-    """The line of the package that is being run: `loss/tap.py:100 Tap._record`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(PACKAGE):
-            return f"{path.relative_to(PACKAGE).as_posix()}:{frame.f_lineno} {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "?"
