@@ -68,6 +68,7 @@ PREFIXES = {
 }
 """Those of trl-replay-papers."""
 FOUR: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "stock, 4 updates": (None, {"num_iterations": 4}),
     "stock, 4 updates, KL": (None, FOUR_TIMES),
     **{f"{name}, 4 updates": (name, FOUR_TIMES) for name in ("topr", "topr(level='token')", "ratio")},
 }
@@ -84,8 +85,10 @@ ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
     (LONG, OTHERS, RATES[:2]),
     (LONG[:1], PLANNED, RATES[2:]),
     (LONG[1:], (*PREFIXES, *FOUR), RATES[1:2]),
+    (("128", "12"), FOUR, RATES[1:2]),
     (LONG, PLANNED, RATES),
-    (LONG[1:], (*PREFIXES, *FOUR), RATES),
+    (("64", "12", "128"), FOUR, RATES[:2]),
+    (LONG[1:], PREFIXES, RATES),
 )
 QUEUE = list(
     dict.fromkeys(
