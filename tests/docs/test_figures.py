@@ -57,7 +57,7 @@ TABLES = [
     ("updates_per_batch", "learning_rates", of_rates),
     ("updates_per_batch", "second_model", lambda second: [second.table(second.STUDY.finished())]),
     ("long_answers", "long_answers", of_study),
-    ("long_answers", "log_ratios", lambda drift: [drift.table(drift.ledger())]),
+    ("long_answers", "log_ratios", lambda drift: [rows for _, rows in drift.tables(drift.ledger())]),
     ("second_runs", "second_runs", lambda second: [second.table(second.STUDY.finished())]),
 ]  # fmt: skip
 
@@ -247,7 +247,7 @@ def test_what_pages_say_of_long_answers_was_measured():
     once = {
         line["tokens"]: np.mean(np.minimum(np.exp(line["sums"]), 1))
         for line in drift.ledger()
-        if (line["rate"], line["update"], line["set"]) == (1e-5, 1, "used, A = -1")
+        if (line["model"], line["rate"], line["update"], line["set"]) == (drift.SMOLLM2, 1e-5, 1, "used, A = -1")
     }
     assert f"used once, to {once[16]:.2f} at 16 tokens, and {once[256]:.0e} at 256 (SmolLM2-135M, 1e-05)" in page
 
