@@ -368,10 +368,6 @@ class Registry:
     def preset(self, name: str) -> tuple[Plugin, Preset]:
         """Return the preset that `replay_preset` names, and its plugin."""
         offers = [(plugin, preset.name, preset) for plugin, preset in self.presets()]
-        kinds = [kind for kind in SPECS for _, spec in self.strategies(kind) if spec.name == name]
-        if kinds and not any(offered == name for _, offered, _ in offers):
-            told = " or ".join(f"{_article(kind)} {kind}: set replay_{kind}={name!r}" for kind in kinds)
-            raise UnknownNameError(f"replay_preset={name!r}: there is no such preset. {name!r} is {told}.")
         preset, plugin = self._find(name, "replay_preset", "preset", offers)
         return plugin, preset
 
@@ -462,10 +458,6 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
         who = f"Plugin {plugin.name!r} ({plugin.distribution})"
         kind = ConfigurationError if isinstance(error, ConfigurationError) else PluginError
         raise kind(f"{who} can't be made with {given}: {_told(error)}") from error
-
-
-def _article(noun: str) -> str:
-    return "an" if noun[0] in "aeiou" else "a"
 
 
 def _told(error: Exception) -> str:

@@ -187,19 +187,6 @@ PYTHON = {
         attach(replay_scorer="advantage_std(a=1)"),
         ["replay_scorer='advantage_std(a=1)'", "takes no arguments"],
     ),
-    "arguments as there were": (
-        attach(replay_correction="truncated", replay_correction_kwargs={"cap": 3.0}),
-        ["replay_correction_kwargs", "in parentheses: replay_correction='name(argument=value)'"],
-    ),
-    "a seed of its own": (attach(replay_seed=3), ["'replay_seed'", "Replay draws by the trainer's seed."]),
-    "a start by two settings": (
-        attach(replay_start_pass_rate=0.35),
-        ["'replay_start_pass_rate'", "replay_start='pass_rate(0.35)'"],
-    ),
-    "arguments as there were, in a config": (
-        lambda desk: trl_replay.ReplayConfig(replay_plugins_kwargs={"bapo": {"high": 0.2}}),
-        ["ReplayConfig has no setting 'replay_plugins_kwargs'", "replay_plugins=['name(argument=value)']"],
-    ),
     "an argument without its name": (
         attach(replay_correction="truncated(3.0)"),
         ["replay_correction='truncated(3.0)'", "name(argument=value)", "each by its name"],
@@ -229,7 +216,7 @@ PYTHON = {
     ),
     "a strategy as a preset": (
         attach(replay_preset="fifo"),
-        ["replay_preset='fifo'", "'fifo' is an evictor: set replay_evictor='fifo'"],
+        ["replay_preset='fifo'", "there is no preset 'fifo'. There are: "],
     ),
     "a misspelled preset": (
         attach(replay_preset="sample_eficient"),

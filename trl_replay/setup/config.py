@@ -380,28 +380,7 @@ class ReplayConfig:
                 continue
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"The settings are: {', '.join(known)}."
-            raise ConfigurationError(f"{source} has no setting {name!r}. {_instead_of(name) or hint}")
-
-
-def _instead_of(name: str) -> str:
-    """What to write instead of a setting that there was before 0.1; empty for any other name."""
-    setting = name.removesuffix("_kwargs")
-    if setting != name and setting in CHECKED:
-        text = "name(argument=value)"
-        return f"Arguments stand in parentheses: {setting}={[text] if setting == 'replay_plugins' else text!r}."
-    return INSTEAD.get(name, "")
-
-
-INSTEAD = {
-    "replay_start_pass_rate": "Write replay_start='pass_rate(0.35)'.",
-    "replay_refill_rounds": "Write replay_refill='new(rounds=2)'.",
-    "replay_refill_prompts": "Write replay_refill='new(rounds=2)' or 'same(rounds=2)'.",
-    "replay_refill_until": "Write replay_refill='new(rounds=2, until=0.8)'.",
-    "replay_seed": "Replay draws by the trainer's seed.",
-    "replay_logps_dtype": "Log-probs are stored as float32.",
-    "replay_warm_start_columns": "Rename the columns with datasets.",
-}
-"""Of settings that there were: what to write now."""
+            raise ConfigurationError(f"{source} has no setting {name!r}. {hint}")
 
 
 CHECKED: dict[str, Checked] = {
