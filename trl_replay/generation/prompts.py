@@ -181,23 +181,14 @@ class PromptSource:
         """Return the position in the current order."""
         return {"position": self.position, "order": self.order, "size": self._size, "parts": self._parts}
 
-    def load_any(self, states: Sequence[Mapping[str, int]]) -> None:
-        """Continue at the saved position of this rank's part, or of the only state; with other parts, in the next
-        order."""
-        has_parts = len(states) == self._parts == states[0]["parts"]
-        latest = max(states, key=lambda state: state["order"])
-        self.load_state_dict(states[self._part] if has_parts else latest)
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue at a saved position; with another number of ranks or rows, at the beginning of the next order."""
+    def load_state_dict(self, *states: Mapping[str, int]) -> None:
+        """Continue at the saved position of this rank's part, or of the only state; with another number of ranks or
+        rows, at the beginning of the next order."""
+        state = states[self._part] if len(states) == self._parts else max(states, key=lambda state: state["order"])
+        goes_on = state["parts"] == self._parts and state["size"] in (-1, self._dataset.size)
         self._size = -1
-        same_rows = state["size"] == -1 or state["size"] == self._dataset.size
-        if same_rows and state["parts"] == self._parts:
-            self.position = state["position"]
-            self.order = state["order"]
-        else:
-            self.position = 0
-            self.order = state["order"] + 1
+        self.position = state["position"] if goes_on else 0
+        self.order = state["order"] + (not goes_on)
 
 
 _Rank = TypeVar("_Rank", int, Ints)

@@ -665,5 +665,4 @@ class Rounds:
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict` on this rank, or from all ranks' states of another layout."""
         self.batches = max(state["batches"] for state in states)
-        sources = [state["source"] for state in states]
-        self._prompts.source.load_any(sources)
+        self._prompts.source.load_state_dict(*(state["source"] for state in states))
