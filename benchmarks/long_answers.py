@@ -86,6 +86,7 @@ ORDER: tuple[tuple[Sequence[str], Iterable[str], Sequence[float]], ...] = (
     (LONG[:1], PLANNED, RATES[2:]),
     (LONG[1:], (*PREFIXES, *FOUR), RATES[1:2]),
     (("128", "12"), FOUR, RATES[1:2]),
+    (LONG[:1], tuple(FOUR)[:3], RATES[:1]),
     (LONG, PLANNED, RATES),
     (("64", "12", "128"), FOUR, RATES[:2]),
     (LONG[1:], PREFIXES, RATES),
