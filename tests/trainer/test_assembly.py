@@ -29,12 +29,6 @@ def test_an_age_limit_below_the_generation_interval_is_refused(tmp_path):
         trl_replay.attach(trainer, replay_max_age=1)
 
 
-def test_more_passes_than_a_group_has_rows_are_refused(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3))
-    with pytest.raises(RefusedError, match=r"replay_retire_passes=5 .*num_generations=4"):
-        trl_replay.attach(trainer, replay_retire_passes=5)
-
-
 @pytest.mark.parametrize(("release", "refuses"), [("1.13.0", True), ("1.14.0", False)])
 def test_the_liger_loss_up_to_trl_1_13_is_refused_with_the_release_and_the_remedies(
     tmp_path, monkeypatch, release, refuses
@@ -70,11 +64,10 @@ def own_sampler(table, count, context):
     return list(range(count))
 
 
-@pytest.mark.parametrize("sampler", ["top", "newest", "least_used", own_sampler])
-def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path, sampler):
+def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(trl_replay.ConfigurationError, match=r"needs the chances.*is no WeightedSampler.*proportional"):
-        trl_replay.attach(trainer, replay_correction="per", replay_sampler=sampler)
+        trl_replay.attach(trainer, replay_correction="per", replay_sampler=own_sampler)
 
 
 def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path):

@@ -23,7 +23,7 @@ from queued import (
     samples_of,
     watch,
 )
-from support import At
+from support import Act
 from transformers import Qwen2ForCausalLM, TrainerCallback
 from trl_replay_async import compat as asynchronous
 
@@ -378,15 +378,6 @@ def test_96_what_a_success_is_becomes_known(queued):
     assert run.counters["refused"] > 0, "a prompt with a success is solved"
 
 
-def test_advice_goes_by_what_is_logged(queued):
-    def solved(number, version):
-        return samples_of(number, LIVE if number % 4 == 0 else (1.0,) * 4, version)
-
-    session = queued(solved, max_steps=44).train().session
-    assert session.metrics["replay/highest_fraction"] > 0.5
-    assert "prompts are solved" in session.explain()
-
-
 @pytest.mark.parametrize("budget", [0, -1])
 def test_97_samples_on_their_way_are_kept_whatever_turns_the_budget_off(queued, budget):
     run = queued(all_live, token_budget=budget)
@@ -485,18 +476,6 @@ def test_95_a_group_whose_samples_come_with_gaps_is_judged_whole(queued, forks):
     assert run.session.entry(next(iter(run.session.buffer))).columns["row_rewards"][3][1] == 1.0
 
 
-def test_a_group_is_dead_by_the_reward_that_counts(queued):
-    def shaped(number, version):
-        correct = (1.0, 0.0, 1.0, 0.0) if number % 2 else (1.0,) * 4
-        return samples_of(number, LIVE, version, correct=correct)
-
-    worker = Script(shaped)
-    worker.reward_func_names = ["right", "correct"]
-    run = queued(worker, replay_reward="correct").train()
-    assert run.halves == {1}
-    assert run.counters["dead"] > 2
-
-
 class Maze:
     """An environment that owns its reward."""
 
@@ -574,7 +553,7 @@ def test_detach_gives_the_queue_back(queued, stock):
 
 def test_detach_in_the_midst_of_training_lets_the_rest_pass(queued):
     run = queued(max_steps=8)
-    run.trainer.add_callback(At(3, lambda: trl_replay.detach(run.trainer)))
+    run.trainer.add_callback(Act({3: lambda: trl_replay.detach(run.trainer)}))
     run.train()
     assert run.trainer.state.global_step == 8
     assert any(sample.group_id % 2 for sample in run.given if sample.group_id > 8), "dead ones pass from then on"
@@ -619,7 +598,7 @@ def test_groups_that_another_reward_rule_of_the_worker_scored_leave_the_queue_an
         before.extend(tuple(sample.input_ids.tolist()) for sample in run.given)
         return len(run.given)
 
-    at = At(4, change)
+    at = Act({4: change})
     run.trainer.add_callback(at)
     with pytest.warns(UserWarning, match="the source of 'right'"):
         run.train()

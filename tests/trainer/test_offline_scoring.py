@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from chat import QUESTION, attached, chat_tokenizer, tool_trainer
+from chat import QUESTION, attached, chat_tokenizer, room_trainer, tool_trainer
 from datasets import Dataset
 from releases import since
 from replaying import build
-from support import DEAD, LIVE, Rewards, Spy
+from support import LIVE, Spy
 from teacher import rows, rows_of
-from tools import tool_tokenizer
 
 from trl_replay import ConfigurationError, ReplayError
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
@@ -49,14 +48,10 @@ class Kept(Spy):
 
 
 def reward_model(tokenizer):
-    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+    from transformers import Qwen2ForSequenceClassification
 
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, num_labels=1, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
     torch.manual_seed(0)
-    return Qwen2ForSequenceClassification(config)
+    return Qwen2ForSequenceClassification(make_model(tokenizer, num_labels=1).config)
 
 
 def scoring_trainer(folder, messages, **settings):
@@ -174,14 +169,6 @@ def test_columns_that_a_row_lacks_are_those_of_the_datasets_row_with_its_prompt(
     assert seen == [("5", None)] * 4
 
 
-def test_prompts_of_another_form_than_the_functions_get_are_named(tmp_path):
-    tokenizer = chat_tokenizer()
-    session = attached(build(tmp_path, Rewards([LIVE] * 3), [{"prompt": QUESTION}], tokenizer, trainer_class=Spy))
-    text = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    with pytest.warns(UserWarning, match=r"No group .* its prompt is text, and the dataset's are messages"):
-        assert not session.add([{"prompt": text, "completion": one} for one in "2345"], rescore=True)
-
-
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 def test_turns_with_tools_are_scored_as_messages(tmp_path):
     kept = []
@@ -207,23 +194,7 @@ def test_turns_with_tools_are_scored_as_messages(tmp_path):
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 def test_rewards_of_an_environment_are_not_made_up(tmp_path):
-    class Room:
-        def reset(self, **_):
-            return ""
-
-        def look(self):
-            """Looks around.
-
-            Returns:
-                What is there.
-            """
-            return "a door"
-
-    tokenizer = tool_tokenizer()
-    trainer = build(
-        tmp_path, Rewards([DEAD]), [{"prompt": QUESTION}], tokenizer, make_model(tokenizer), Spy,
-        arguments={"environment_factory": Room},
-    )  # fmt: skip
+    trainer = room_trainer(tmp_path)
     session = attached(trainer)
     made = [{"prompt": "1=", "completion": text} for text in "2345"]
     with pytest.raises(ReplayError, match=r"the rows given can't be scored: .* need its episode"):

@@ -119,13 +119,6 @@ def test_a_group_that_the_function_does_not_score_is_judged_by_the_sum(tmp_path)
     assert "3 x a group was judged by the weighted sum" in run.session.explain()
 
 
-@pytest.mark.parametrize("name", ["acuracy", "reward"])
-def test_a_name_that_is_none_of_the_trainers_raises_and_lists_them(tmp_path, name):
-    trainer = make_trainer(tmp_path, functions([LIVE]))
-    with pytest.raises(ConfigurationError, match=f"replay_reward='{name}' names none .*'length', 'accuracy'"):
-        trl_replay.attach(trainer, replay_reward=name)
-
-
 def test_92_a_name_that_several_functions_share_raises_with_the_remedy(tmp_path):
     trainer = make_trainer(tmp_path, [Rewards([LIVE]), Rewards([DEAD])])
     with pytest.raises(ConfigurationError, match=r"names 2 of .*give each a `__name__` of its own"):

@@ -19,7 +19,7 @@ from tools import tool_tokenizer
 
 import trl_replay
 from trl_replay.errors import MismatchError, RefusedError
-from trl_replay.testing import make_model, make_trainer
+from trl_replay.testing import make_model
 
 ONE_PROMPT = [{"prompt": "1=", "label": label} for label in "abcd"]
 """Four tasks with one prompt. A batch has three groups."""
@@ -121,16 +121,6 @@ def test_other_task_columns_do_not_resume(tmp_path):
     for columns, words in (([], r"was None and is \[\]"), (["label"], r"was None and is \['label'\]")):
         with pytest.raises(MismatchError, match=f"replay_task_columns {words}"):
             follow(build(tmp_path, ONE_PROMPT), str(tmp_path / "checkpoint-2"), replay_task_columns=columns)
-
-
-def test_what_tells_nothing_apart_changes_nothing(tmp_path):
-    def trained(**replay):
-        trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=6)
-        session = trl_replay.attach(trainer, replay_start=0, **replay)
-        trainer.train()
-        return weights_hash(trainer), session.buffer.table.uses.tolist(), session.buffer.table.tasks
-
-    assert trained() == trained(replay_task_columns=[])
 
 
 # what is told

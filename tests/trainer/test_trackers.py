@@ -9,7 +9,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, weights_hash
 from transformers.integrations import WandbCallback
 from trl.extras import profiling
@@ -155,12 +154,6 @@ def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(name, t
     assert not any(ours(other) for each, other in trackers.items() if each != name)
 
 
-def test_the_settings_of_a_preset_are_told(trackers, tmp_path):
-    train(tmp_path, *SCRIPT, replaced=0, max_steps=1, report_to="wandb", replay_preset="freshness/reward_half_life")
-    assert trackers["wandb"]["replay_sampler"].startswith("freshness/half_life(half_life=346.57")
-    assert trackers["wandb"]["replay_buffer_size"] == 512
-
-
 def test_training_with_trackers_is_that_without(trackers, tmp_path):
     hashes = []
     for report_to in ("none", list(TRACKERS)):
@@ -220,14 +213,6 @@ def test_every_train_tells_its_run_and_after_detach_none_is_told(trackers, tmp_p
     assert trackers["wandb"].times == 2
     trainer.train()
     assert trackers["wandb"].times == 2
-
-
-def test_a_tracker_that_comes_after_attach_is_told(trackers, tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1)
-    trl_replay.attach(trainer, **SETTINGS)
-    trainer.add_callback(WandbCallback())
-    trainer.train()
-    assert trackers["wandb"]["replay_buffer_size"] == 7
 
 
 def test_a_tracker_without_a_run_is_left_alone(trackers, tmp_path):

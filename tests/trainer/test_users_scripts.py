@@ -1,4 +1,7 @@
-"""Scripts in the forms that users write: replay acts in each, or `explain()` says why not, and what to set."""
+"""Scripts in the forms that users write: replay acts in each, or `explain()` says why not, and what to set.
+
+Those with environments are in test_environments.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from functools import partial, update_wrapper
 import pytest
 import yaml
 from datasets import Dataset
-from episodes import OWN_REWARDS, build
 from tools import tool_tokenizer
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
@@ -18,7 +20,6 @@ from trl_replay import ReplayConfig
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 STEPS = 16
-Texts = list[str]
 
 
 def correctness(completions, **_):
@@ -152,10 +153,6 @@ def subclass(trainer_class, folder):
     return make_trainer(folder, correctness, trainer_class=trainer_class, max_steps=STEPS)
 
 
-def rollouts(form, folder):
-    return build(folder, form, trainer_class=GRPOTrainer, max_steps=STEPS // 2)
-
-
 ACTS = {
     "five functions, the one that counts named": (gist, {"replay_reward": "correctness"}),
     "five functions, near-ties": (gist, {"replay_selector": "low_std(threshold=0.2)", "replay_record": "forward"}),
@@ -163,14 +160,10 @@ ACTS = {
     "a recipe of three dataclasses": (recipe, {}),
     "a subclass that scores": (partial(subclass, Scoring), {}),
     "a subclass that has a loss": (partial(subclass, Losing), {}),
-    "an environment with rewards of its own": (partial(rollouts, "reward and data of its own"), {}),
-    "an agent with a tool": (partial(rollouts, "several turns with a tool"), {}),
-    "a rollout function": (partial(rollouts, "rollout_func with masks"), {}),
 }
-OWN = ("an environment with rewards of its own", "an agent with a tool")
 
 
-@pytest.mark.parametrize("form", [pytest.param(form, marks=OWN_REWARDS if form in OWN else ()) for form in ACTS])
+@pytest.mark.parametrize("form", ACTS)
 def test_replay_acts(tmp_path, form):
     make, settings = ACTS[form]
     made = make(tmp_path)
