@@ -325,7 +325,7 @@ def by_the_type_of_itself(base):
     return Itself
 
 
-# Losses that call no other
+# Losses that call no other, and terms of such beside TRL's
 
 
 def own(inputs: Any, logps: Any, old: Any, advantages: Any) -> torch.Tensor:
@@ -343,6 +343,38 @@ def old_of(batch: Any, logps: torch.Tensor) -> torch.Tensor:
 def logps_of(self: Any, model: Any, inputs: Any) -> torch.Tensor:
     """Not how the class of a whole loss asks, whose own code must name the method."""
     return ask(self, model, *both(inputs), inputs)[0]
+
+
+def term(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+    """Without old log-probs, by TRL's idiom, it is on-policy."""
+    logps = logps_of(self, model, inputs)
+    return 0.5 * own(inputs, logps, old_of(inputs, logps), inputs["advantages"])
+
+
+def term_of_a_copy(self, model, inputs, loss):
+    batch = {**inputs}
+    has_old = batch.get("old_per_token_logps") is not None
+    return loss(model, inputs) + (term(self, model, batch) if has_old else 0.0)
+
+
+def asks_whether_the_batch_has_old(self, model, inputs, loss):
+    self.has_old = OLD in inputs
+    return loss(model, inputs)
+
+
+CASES["term_in_a_helper"] = around(lambda self, model, inputs, loss: loss(model, inputs) + term(self, model, inputs))
+CASES |= {loss.__name__: around(loss) for loss in (term_of_a_copy, asks_whether_the_batch_has_old)}
+
+
+@case
+def term_around_the_loss(base):
+    class Outside(base):  # type: ignore[misc]
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            has_old = inputs.get("old_per_token_logps") is not None
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            return loss + term(self, model, inputs) if has_old else loss
+
+    return Outside
 
 
 def whole(loss: Callable[..., Any]) -> Case:

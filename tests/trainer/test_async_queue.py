@@ -397,38 +397,29 @@ FAILED = {"advantage": 0.0, "metrics": {"reward": np.nan, "rewards/right": np.na
 """What TRL's worker sends of a rollout that failed."""
 
 
-def test_161_rows_of_rollouts_that_failed_are_stored_masked_and_not_replayed(queued):
-    def failing(number, version):
-        samples = every_second_dead(number, version)
-        return samples if number % 2 else [samples[0], replace(samples[1], **FAILED), *samples[2:]]
-
-    run = queued(failing, max_steps=4).train()
-    table = run.session.buffer.table
-    assert len(table)
-    assert table.row_masked.tolist() == [[False, True, False, False]] * len(table)
-    assert (table.items == table.row_items[:, [0, 2, 3]].sum(axis=1)).all(), "a masked row counts nowhere"
-    assert len(run.replayed) == 3 * run.counters["replaced"] > 0
-
-
 @pytest.mark.parametrize(
-    ("failed", "masked"),
-    [(0, [True, True, False, False, False]), (2, [False, False, False, True, False])],
-    ids=["the forked one", "another one"],
+    ("forks", "failed", "masked"),
+    [
+        (1, 2, [False, False, True, False]),
+        (2, 0, [True, True, False, False, False]),
+        (2, 2, [False, False, False, True, False]),
+    ],
+    ids=["no fork", "the forked one", "another one"],
 )
-def test_177_no_row_of_a_failed_rollout_is_replayed_or_exported_as_trained_where_a_completion_is_forked(
-    queued, failed, masked
-):
+def test_161_and_177_no_row_of_a_failed_rollout_is_replayed_or_exported_as_trained(queued, forks, failed, masked):
     """Its tokens would count in the loss's denominator."""
 
     def failing(number, version):
-        samples = samples_of(number, DEAD if number % 2 else (0.0, 1.0, 0.0, 0.0), version, forks=2)
+        samples = samples_of(number, DEAD if number % 2 else (0.0, 1.0, 0.0, 0.0), version, forks=forks)
         told = f"{2 * (number // 2)}/{failed}"
         return [replace(one, **FAILED) if one.completion[0]["content"] == told else one for one in samples]
 
-    run = queued(failing).train()
+    run = queued(failing, max_steps=4).train()
     assert len(run.replayed) == masked.count(False) * run.counters["replaced"] > 0
     assert all(sample.advantage for sample in run.replayed)
     assert run.session.entry(next(iter(run.session.buffer))).masked == masked
+    table = run.session.buffer.table
+    assert (table.items == (table.row_items * ~table.row_masked).sum(axis=1)).all(), "a masked row counts nowhere"
 
 
 def test_93_a_dead_group_that_never_completes_holds_nothing_up(queued):

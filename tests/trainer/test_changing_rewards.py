@@ -4,7 +4,6 @@ import importlib.util
 import json
 import linecache
 import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from support import DEAD, HALF, LIVE, Act, Rewards
 from transformers import TrainerCallback
 
 import trl_replay
-from trl_replay import ReplayError, compat
+from trl_replay import ReplayError
 from trl_replay.buffer.replay_buffer import MANY_RULES, OTHER_RULE, RULE_CHANGED
 from trl_replay.checkpoint import format as saved
 from trl_replay.testing import make_trainer
@@ -74,12 +73,10 @@ def test_153_a_change_between_two_iterations_is_seen_at_the_next_one(tmp_path):
     assert run.reasons[LEFT] > 0
 
 
-def test_153_a_schedule_of_weights_leaves_nothing_and_says_so_once(tmp_path):
+def test_153_a_schedule_of_weights_leaves_nothing_and_says_so_once(tmp_path, recwarn):
     at = {step: weigh(1.0 + step) for step in range(1, 6)}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run = train(tmp_path, [LIVE, HALF, DEAD], at=at, max_steps=6, replaced=0)
-    told = [str(one.message) for one in caught if str(one.message).startswith(RULE_CHANGED)]
+    run = train(tmp_path, [LIVE, HALF, DEAD], at=at, max_steps=6, replaced=0)
+    told = [str(one.message) for one in recwarn if str(one.message).startswith(RULE_CHANGED)]
     assert ["schedule" in one for one in told] == [False, True], "at the first change and at the third"
     assert MANY_RULES == 3
     assert run.logged("replay/replaced_fraction")[1:] == [0.0] * 5
@@ -135,14 +132,12 @@ def written(folder, source):
     ],
 )
 @pytest.mark.generates
-def test_153_an_edited_reward_file_is_told_when_training_resumes(tmp_path, old, new, leaves):
+def test_153_an_edited_reward_file_is_told_when_training_resumes(tmp_path, recwarn, old, new, leaves):
     train(tmp_path / "a", rewards=written(tmp_path, EDITED), **SAVES)
     rewards = written(tmp_path, EDITED.replace(old, new))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run = train(tmp_path / "b", rewards=rewards, max_steps=3, resume=str(tmp_path / "a" / "checkpoint-2"))
+    run = train(tmp_path / "b", rewards=rewards, max_steps=3, resume=str(tmp_path / "a" / "checkpoint-2"))
     assert (run.table.update < 2).any() != leaves
-    assert any("the source of 'graded'" in str(one.message) for one in caught) == leaves
+    assert any("the source of 'graded'" in str(one.message) for one in recwarn) == leaves
 
 
 CALLS = 0
@@ -196,16 +191,6 @@ def test_what_a_reward_functions_variables_and_attributes_hold_is_no_part_of_the
     run = train(tmp_path, rewards=rewards, at=at, max_steps=6, **CHOSEN)
     assert run.reasons[LEFT] == 0
     assert run.counters["replaced"] > 0
-
-
-def test_a_reward_functions_source_is_read_once(tmp_path, monkeypatch):
-    read = []
-    monkeypatch.setattr(compat, "_sources", lambda one: read.append(one) or ["source"])
-    compat._SOURCES.clear()
-    trainer = make_trainer(tmp_path, [*functions(), with_a_helper_that_counts])
-    then = compat.reward_rule(trainer)
-    assert not then.changes(compat.reward_rule(trainer))
-    assert read == [Rewards, with_a_helper_that_counts]
 
 
 def give(*rewards, weights):

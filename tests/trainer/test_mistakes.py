@@ -33,13 +33,7 @@ class Desk:
         return trainer
 
     def several(self):
-        def accuracy(completions, **_):
-            return [0.0] * len(completions)
-
-        def brevity(completions, **_):
-            return [0.0] * len(completions)
-
-        return make_trainer(self.folder / "run", [accuracy, brevity])
+        return make_trainer(self.folder / "run", [Rewards([DEAD], name=name) for name in ("accuracy", "brevity")])
 
     def plain(self):
         arguments = TrainingArguments(str(self.folder), use_cpu=True, report_to="none")

@@ -18,17 +18,6 @@ from trl_replay.errors import ResultError
 from trl_replay.testing import make_trainer
 
 
-def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path):
-    def failures_only(table, drawn, slots, context):
-        return np.tile([-1, 1, 2, -1], (len(drawn), 1))
-
-    settings = {**INJECTED, "replay_mixer": failures_only, "replay_advantages": "joint"}
-    run = train(tmp_path, [LIVE] * 3, [DEAD] * 3, replaced=0, max_steps=2, **settings)
-    assert len(run.table) == 3
-    assert run.reasons["a mixed group would have been dead"] == 3
-    assert run.counters["rows"] == 0
-
-
 @pytest.mark.parametrize("hooks", [{}, {"advantages": lambda groups: groups.advantages * 2}])
 def test_with_split_a_slot_whose_stored_rows_would_be_dead_stays_fresh(tmp_path, hooks):
     """Whatever a plugin makes of the fresh ones. HALF and MOST have two best rows that are alike."""

@@ -114,22 +114,11 @@ ACCURACY, LENGTH = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0], [-100.0, 0.0, -50.0
 """Of two groups: by the sum, the long answer that is right has the lowest reward of its group."""
 
 
-def with_two_functions(tmp_path, aggregation):
-    """A trainer that is paid for accuracy and length."""
-
-    def accuracy(completions, **_):
-        return [0.0] * len(completions)
-
-    def length(completions, **_):
-        return [0.0] * len(completions)
-
-    rule = {"multi_objective_aggregation": aggregation, "reward_weights": [2.0, 1.0]}
-    return make_trainer(tmp_path, [accuracy, length], **rule)
-
-
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 def test_102_advantages_of_a_file_follow_the_trainers_aggregation(tmp_path, aggregation):
-    trainer = with_two_functions(tmp_path, aggregation)
+    functions = [Rewards([DEAD], name=name) for name in ("accuracy", "length")]
+    rule = {"multi_objective_aggregation": aggregation, "reward_weights": [2.0, 1.0]}
+    trainer = make_trainer(tmp_path, functions, **rule)
     session = trl_replay.attach(trainer)
     made = [
         {"prompt": prompt, "completion": str(number), "reward/accuracy": right, "reward/length": length}

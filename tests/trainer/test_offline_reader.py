@@ -126,6 +126,8 @@ WRONG = [
     ({"old_per_token_logps": [-1.0, -9999.0]}, f"-9999 in old_per_token_logps, which {LOGP}"),
     ({"old_per_token_logps": [-1.0, 0.01]}, f"0.01 in old_per_token_logps, which {LOGP}"),
     ({"sampling_per_token_logps": [3.0, -1.0]}, f"3 in sampling_per_token_logps, which {LOGP}"),
+    ({"masked": "false"}, "masked='false', which is neither true nor false"),
+    ({"advantages": [1.0, 0.5]}, "advantages of its tokens, .* drop the column 'advantages'"),
     ({"tool_mask": [1, 2]}, f"2 in tool_mask, {MASK}"),
     ({"completion_mask": [1, math.nan]}, f"nan in completion_mask, {MASK}"),
 ]

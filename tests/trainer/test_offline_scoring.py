@@ -16,6 +16,10 @@ from trl_replay.testing import make_model, make_tokenizer, make_trainer
 PROMPTS = ["1=", "12=", "123+4="]
 
 
+def right(completions, **_):
+    return [float(text == "2") for text in completions]
+
+
 def text_of(completion):
     return completion if isinstance(completion, str) else completion[0]["content"]
 
@@ -137,9 +141,6 @@ def test_a_warm_start_is_rescored_by_its_setting(tmp_path):
     made = "".join(f'{{"prompt": "1=", "completion": "{text}", "reward": 5}}\n' for text in "2345")
     (tmp_path / "rows.jsonl").write_text(made)
 
-    def right(completions, **_):
-        return [float(text == "2") for text in completions]
-
     trainer = make_trainer(tmp_path, right, max_steps=1)
     with pytest.raises(ConfigurationError, match="replay_warm_start_rescore=True can't be used: there is no file"):
         attached(trainer, replay_warm_start_rescore=True)
@@ -202,9 +203,6 @@ def test_rewards_of_an_environment_are_not_made_up(tmp_path):
 
 
 def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path):
-    def right(completions, **_):
-        return [float(text == "2") for text in completions]
-
     table = [{"step": 1, **row, "reward": None, "other": 3.0, "advantage": 9.0} for row in rows()]
     made = Dataset.from_list(table).remove_columns("reward")
     session = attached(make_trainer(tmp_path, right))

@@ -140,14 +140,6 @@ def test_resuming_keeps_what_counts(tmp_path):
     assert resumed.table.row_reward.max() == 1.0
 
 
-def test_99_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_the_sum(tmp_path):
-    table = accurate(tmp_path, [NOT_SCORED, LIVE, NOT_SCORED], max_steps=3, replaced=0).table
-    scored = np.isfinite(table.row_rewards[..., table.counting]).all(axis=1)
-    assert 0 < scored.sum() < len(table)
-    assert table.reward_std[~scored] == pytest.approx(np.std(SPREAD, ddof=1))
-    assert table.score[~scored].min() > 0
-
-
 def test_100_a_function_of_negative_weight_can_not_count(tmp_path):
     trainer = make_trainer(tmp_path, functions([LIVE, DEAD, DEAD]), reward_weights=[1.0, -0.5])
     with pytest.raises(ConfigurationError, match=r"replay_reward='accuracy' names .* weight -0\.5.*positive weight"):

@@ -155,99 +155,31 @@ def test_29_training_around_the_seam_is_an_error_before_anything_is_replayed(tmp
     assert trainer.state.global_step == 0
 
 
-def test_125_a_loss_that_goes_around_the_seam_since_a_resume_is_an_error_before_the_optimizer_steps(tmp_path):
-    rewards = Rewards([LIVE, DEAD, DEAD])
-    first = make_trainer(tmp_path, rewards, max_steps=2, save_strategy="steps", save_steps=2)
-    trl_replay.attach(first)
-    first.train()
-    trainer = make_trainer(tmp_path, rewards, trainer_class=AroundTheLoss, max_steps=6)
-    trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert trainer.state.global_step == 2
-
-
-def test_125_a_loss_that_goes_around_the_seam_in_the_midst_of_training_is_an_error_before_the_optimizer_steps(
-    tmp_path,
-):
-    class Later(Spy):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            if self.state.global_step == 2:
-                return AroundTheTap._compute_loss(self, model, inputs)
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Later, max_steps=6)
-    trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
-        trainer.train()
-    assert trainer.state.global_step == 2
-
-
-def policy_term(trainer, model, batch):
-    """Half the loss again, with a clip of its own; without old log-probs by TRL's idiom, on-policy."""
-    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
-    logps = trainer._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))[0]
-    old = batch.get("old_per_token_logps")
-    ratio = (logps - (logps.detach() if old is None else old)).exp().clamp(0.95, 1.05)
-    return -0.5 * (ratio * batch["advantages"].unsqueeze(1) * batch["completion_mask"]).mean()
-
-
-class TermInAHelper(Spy):
-    def _compute_loss(self, model, inputs):
-        return super()._compute_loss(model, inputs) + policy_term(self, model, inputs)
-
-
-class TermOfACopy(Spy):
-    def _compute_loss(self, model, inputs):
-        batch = {**inputs}
-        old = batch.get("old_per_token_logps")
-        return super()._compute_loss(model, inputs) + (0.0 if old is None else policy_term(self, model, batch))
-
-
-class TermAround(Spy):
+class Later(Spy):
     def compute_loss(self, model, inputs, *args, **kwargs):
-        old = inputs.get("old_per_token_logps")
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        return loss if old is None else loss + policy_term(self, model, inputs)
+        if self.state.global_step == 2:
+            return AroundTheTap._compute_loss(self, model, inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-class AsksWhetherThereIs(Spy):
-    def _compute_loss(self, model, inputs):
-        self.has_old = "old_per_token_logps" in inputs
-        return super()._compute_loss(model, inputs)
-
-
-@pytest.mark.parametrize("trainer_class", [TermInAHelper, TermOfACopy, TermAround, AsksWhetherThereIs])
-def test_a_policy_term_around_the_loss_is_refused_where_replayed_rows_have_no_old_log_probs(tmp_path, trainer_class):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class, max_steps=4)
-    session = trl_replay.attach(trainer, replay_start=0)
-    with pytest.raises(trl_replay.SeamError, match="reads 'old_per_token_logps', which its batch does not have"):
-        trainer.train()
-    assert session.totals.counters["replaced"] > 0, "it is the first loss on replayed rows"
-    assert trainer.state.global_step == 1
-    trainer = make_trainer(
-        tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class, max_steps=4, num_iterations=2, steps_per_generation=1
-    )
-    trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert trainer.state.global_step == 4, "its batch has those of replayed rows"
-
-
-class WholeElsewhere(Spy):
-    """As a published trainer has it."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        ids, mask = (torch.cat([inputs[f"prompt_{key}"], inputs[f"completion_{key}"]], 1) for key in ("ids", "mask"))
-        width = inputs["completion_ids"].size(1)
-        logps = self._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
-        old = inputs.get("old_per_token_logps")
-        ratio = (logps - (logps.detach() if old is None else old)).exp()
-        return -(ratio * inputs["advantages"].unsqueeze(1) * inputs["completion_mask"]).mean()
+def test_125_a_loss_that_goes_around_the_seam_later_or_since_a_resume_is_an_error_before_the_optimizer_steps(tmp_path):
+    for checkpoint in (None, str(tmp_path / "checkpoint-2")):
+        trainer = make_trainer(
+            tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Later, max_steps=6, save_strategy="steps",
+            save_steps=2,
+        )  # fmt: skip
+        trl_replay.attach(trainer)
+        with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        assert trainer.state.global_step == 2
 
 
 def test_a_loss_that_stands_in_compute_loss_is_refused_at_attach(tmp_path):
-    """As _compute_loss it is the one `of_its_own` in helpers/users_losses.py."""
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=WholeElsewhere)
+    """As a published trainer has it. In _compute_loss, where it belongs, it is trained in test_users_losses.py."""
+    whole = CASES["whole_loss_that_of_its_own"](Spy)._compute_loss
+    trainer = make_trainer(
+        tmp_path, Rewards(*SCRIPT), trainer_class=type("WholeElsewhere", (Spy,), {"compute_loss": whole})
+    )
     with pytest.raises(ContractError, match=r"Name it _compute_loss\(self, model, inputs\)"):
         trl_replay.attach(trainer)
 

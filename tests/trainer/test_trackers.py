@@ -3,7 +3,6 @@ callbacks."""
 
 import json
 import sys
-import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -139,10 +138,15 @@ def expected(name, config):
     return {key: str(value) for key, value in settings.items()} if name == "mlflow" else settings
 
 
+def tracked(folder, report_to=TRACKERS, steps=1):
+    """A trainer that reports to these, attached."""
+    trainer = make_trainer(folder, Rewards(*SCRIPT), max_steps=steps, report_to=list(report_to))
+    return trainer, trl_replay.attach(trainer, **SETTINGS)
+
+
 @pytest.mark.parametrize("name", TRACKERS)
 def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(name, trackers, tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=name)
-    session = trl_replay.attach(trainer, **SETTINGS)
+    trainer, session = tracked(tmp_path, [name])
     assert not ours(trackers[name])
     trainer.train()
     told = trackers[name]
@@ -156,9 +160,8 @@ def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(name, t
 
 def test_training_with_trackers_is_that_without(trackers, tmp_path):
     hashes = []
-    for report_to in ("none", list(TRACKERS)):
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3, report_to=report_to)
-        trl_replay.attach(trainer, **SETTINGS)
+    for report_to in (["none"], TRACKERS):
+        trainer, _ = tracked(tmp_path, report_to, 3)
         trainer.train()
         hashes.append(weights_hash(trainer))
     assert hashes[0] == hashes[1]
@@ -168,8 +171,7 @@ def test_training_with_trackers_is_that_without(trackers, tmp_path):
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(name, trackers, tmp_path):
     trackers[name].refuses = True
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=list(TRACKERS))
-    session = trl_replay.attach(trainer, **SETTINGS)
+    trainer, session = tracked(tmp_path, steps=2)
     with pytest.warns(UserWarning, match=f"{CALLBACKS[name]}'s tracker: ValueError: a run has no room"):
         train_twice(trainer)
     assert session.totals.batches == 4
@@ -180,21 +182,22 @@ def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(name, trackers
 
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_an_alarm_goes_to_trackers_that_alert_once(name, refuses, trackers, tmp_path):
-    def silent(completions, **_):
-        return [0.0] * len(completions)
-
+def test_an_alarm_goes_to_trackers_that_alert_once(name, refuses, trackers, tmp_path, recwarn):
     def varied(completions, **_):
         return [float(len(set(text))) for text in completions]
 
-    trainer = make_trainer(tmp_path, [silent, varied], max_steps=40, learning_rate=1e-5, report_to=list(TRACKERS))
+    trainer = make_trainer(
+        tmp_path,
+        [Rewards([DEAD] * 3, name="silent"), varied],
+        max_steps=40,
+        learning_rate=1e-5,
+        report_to=list(TRACKERS),
+    )
     trl_replay.attach(trainer)
     trackers[name].refuses = refuses
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train_twice(trainer)
+    train_twice(trainer)
     assert trackers[name].alerts == ["replay: never_paid"]
-    told = [str(one.message) for one in caught if "An alarm did not reach" in str(one.message)]
+    told = [str(one.message) for one in recwarn if "An alarm did not reach" in str(one.message)]
     assert (
         told
         == [f"An alarm did not reach {CALLBACKS[name]}'s tracker: ValueError: a run has no room for this"] * refuses
@@ -207,9 +210,9 @@ def train_twice(trainer):
 
 
 def test_every_train_tells_its_run_and_after_detach_none_is_told(trackers, tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to="wandb")
-    with trl_replay.attached(trainer, **SETTINGS):
-        train_twice(trainer)
+    trainer, _ = tracked(tmp_path, ["wandb"], 2)
+    train_twice(trainer)
+    trl_replay.detach(trainer)
     assert trackers["wandb"].times == 2
     trainer.train()
     assert trackers["wandb"].times == 2
@@ -223,16 +226,14 @@ def test_a_tracker_without_a_run_is_left_alone(trackers, tmp_path):
         def on_log(self, *args, **kwargs):
             pass
 
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1)
-    trl_replay.attach(trainer, **SETTINGS)
+    trainer, _ = tracked(tmp_path, ["none"])
     trainer.add_callback(Offline())
     trainer.train()
     assert not trackers["wandb"]
 
 
 def test_only_the_main_process_tells(trackers, tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1, report_to=list(TRACKERS))
-    trl_replay.attach(trainer, **SETTINGS)
+    trainer, _ = tracked(tmp_path)
     monkeypatch.setattr(type(trainer), "is_world_process_zero", lambda self: False)
     trainer.train()
     assert not any(trackers.values())

@@ -1,4 +1,4 @@
-"""Scripts in the forms that users write: replay acts in each, or `explain()` says why not, and what to set.
+"""Scripts in the forms that users write: replay acts in each.
 
 Those with environments are in test_environments.py.
 """
@@ -50,11 +50,6 @@ GIST = [correctness, whole_number, strict_format, soft_format, count_marks]
 def gist(folder):
     """GSM8K: five functions, summed."""
     return make_trainer(folder, GIST, max_steps=STEPS)
-
-
-def spread(folder):
-    """One function whose value is ever another."""
-    return make_trainer(folder, count_marks, max_steps=STEPS)
 
 
 def notebook(folder):
@@ -142,15 +137,8 @@ class Scoring(GRPOTrainer):
         return super()._calculate_rewards(*given, **named) + 1.0
 
 
-class Losing(GRPOTrainer):
-    """Overrides the loss, to scale it."""
-
-    def compute_loss(self, *given, **named):
-        return 0.5 * super().compute_loss(*given, **named)
-
-
-def subclass(trainer_class, folder):
-    return make_trainer(folder, correctness, trainer_class=trainer_class, max_steps=STEPS)
+def subclass(folder):
+    return make_trainer(folder, correctness, trainer_class=Scoring, max_steps=STEPS)
 
 
 ACTS = {
@@ -158,8 +146,7 @@ ACTS = {
     "five functions, near-ties": (gist, {"replay_selector": "low_std(threshold=0.2)", "replay_record": "forward"}),
     "messages": (notebook, {}),
     "a recipe of three dataclasses": (recipe, {}),
-    "a subclass that scores": (partial(subclass, Scoring), {}),
-    "a subclass that has a loss": (partial(subclass, Losing), {}),
+    "a subclass that scores": (subclass, {}),
 }
 
 
@@ -171,17 +158,3 @@ def test_replay_acts(tmp_path, form):
     session = trl_replay.attach(trainer, config, **{"replay_start": 2, **settings})
     trainer.train()
     assert session.totals.counters["replaced"] > 0, session.explain()
-
-
-SAYS = {"five functions": (gist, "replay_reward"), "one that never ties": (spread, "leave it out here")}
-
-
-@pytest.mark.parametrize("form", SAYS)
-def test_where_nothing_is_replaced_it_is_said_what_to_set(tmp_path, form):
-    make, remedy = SAYS[form]
-    trainer = make(tmp_path)
-    trainer.args.max_steps = 24  # fewer are too few to tell
-    session = trl_replay.attach(trainer, replay_start=2)
-    trainer.train()
-    assert session.totals.counters["replaced"] == 0
-    assert remedy in session.explain()
