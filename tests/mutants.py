@@ -50,7 +50,7 @@ ALSO = {
         "unit/test_scorers.py",
         "unit/test_mixers.py",
     ),
-    "strategies/treatments.py": ("trainer/test_loss_denominator.py", "trainer/test_plan_hook.py"),
+    "strategies/treatments.py": ("trainer/test_plan_hook.py",),
     "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": (
         "trainer/test_step_decisions.py",
@@ -68,7 +68,7 @@ ALSO = {
         "trainer/test_generation_rounds.py",
         "distributed/test_generation_ranks.py",
     ),
-    "step/training_batch.py": ("trainer/test_mixing.py", "trainer/test_loss_denominator.py"),
+    "step/training_batch.py": ("trainer/test_mixing.py",),
     "batch/groups.py": ("unit/test_group_view.py", "unit/test_candidates.py", "trainer/test_dead_groups.py"),
     "buffer/replay_buffer.py": (
         "unit/test_evictors.py",
@@ -81,7 +81,6 @@ ALSO = {
     "loss/supply.py": (
         "unit/test_gates.py",
         "trainer/test_loss_bounds.py",
-        "trainer/test_loss_denominator.py",
         "trainer/test_loss_tap.py",
         "trainer/test_replay_iterations.py",
         "trainer/test_fresh_metrics.py",

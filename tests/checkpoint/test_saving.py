@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from resuming import build, differences, everything, last, resume, state, train
-from support import DEAD, HALF, LIVE, At, Rewards
+from support import DEAD, HALF, LIVE, Act, Rewards
 
 import trl_replay
 from trl_replay import CheckpointError, hookimpl
@@ -173,7 +173,7 @@ def test_candidates_never_settle_in_detach(tmp_path):
         raise KeyboardInterrupt
 
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
-    trainer.add_callback(At(2, interrupt))
+    trainer.add_callback(Act({2: interrupt}))
     session = trl_replay.attach(trainer)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()

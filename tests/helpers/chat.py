@@ -10,7 +10,7 @@ from typing import Any
 from releases import TRL, Version
 from replaying import build
 from support import DEAD, LIVE, Rewards, Spy
-from tools import tool_tokenizer
+from tools import of_characters, tool_tokenizer
 
 import trl_replay
 from trl_replay.testing import CHARACTERS, make_model
@@ -31,14 +31,11 @@ KNOWS_ENDS = Version("1.14") <= TRL
 
 def chat_tokenizer():
     """A character tokenizer whose `eos_token` is not what its template ends a turn with."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
     special = ["<pad>", "<eos>", "<unk>", "<bos>", "<turn>", "<end>", "<think>"]
-    vocabulary = {token: number for number, token in enumerate([*special, *CHARACTERS, "\n"])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
-    made.decoder = decoders.Fuse()
+    made = of_characters([*special, *CHARACTERS, "\n"])
     made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 3)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", bos_token="<bos>",
@@ -115,3 +112,24 @@ def tool_trainer(folder: Path, reward: Any = None, **settings: Any) -> Any:
     trainer.turn = 0
     trainer.script = [[f"<think>\nhm\n</think>\n\n{CALL}"] * 4, [f"{row}<|im_end|>" for row in range(4)]]
     return trainer
+
+
+class Room:
+    """An environment with a tool, and a text of its own."""
+
+    def reset(self, **columns):
+        return " It is dark."
+
+    def look(self):
+        """Looks around.
+
+        Returns:
+            What is there.
+        """
+        return "a door"
+
+
+def room_trainer(folder: Path) -> Any:
+    tokenizer = tool_tokenizer()
+    model, arguments = make_model(tokenizer, max_position_embeddings=2048), {"environment_factory": Room}
+    return build(folder, Rewards([DEAD]), [{"prompt": QUESTION}], tokenizer, model, Spy, arguments=arguments)

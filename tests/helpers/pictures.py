@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tools import of_characters
 
 from trl_replay.testing import CHARACTERS
 
@@ -18,13 +19,10 @@ TEMPLATE = (
 
 def make_tokenizer():
     """The character tokenizer of `trl_replay.testing`, with tokens for images."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer = of_characters([*SPECIAL, *CHARACTERS])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left",

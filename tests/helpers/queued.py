@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import trl_replay
-from trl_replay.testing import make_tokenizer
+from trl_replay.testing import make_model, make_tokenizer
 
 async_grpo = pytest.importorskip("trl.experimental.async_grpo", reason="this release does not ship the trainer")
 
@@ -167,13 +166,7 @@ class Policy:
 def make_policy(folder: Path) -> Policy:
     """Save a tiny model."""
     tokenizer = make_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    make_model(tokenizer, layers=1, max_position_embeddings=128).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Policy(str(folder), tokenizer)
 

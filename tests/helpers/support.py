@@ -147,13 +147,15 @@ def plugin(name: str = "mine", **hooks: Callable[..., Any]) -> Iterator[str]:
 
 
 class Act(TrainerCallback):
-    """Does something after updates: `{update: function}`."""
+    """Does something after updates, `{update: function}`, and keeps what the last one returned."""
 
     def __init__(self, actions: dict[int, Callable[[], Any]]) -> None:
         self.actions = actions
+        self.returned: Any = None
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.actions.get(state.global_step, lambda: None)()
+        if state.global_step in self.actions:
+            self.returned = self.actions[state.global_step]()
 
 
 def record(session: Session) -> list[tuple[Batch, Batch]]:
@@ -195,18 +197,6 @@ class Interrupt(TrainerCallback):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
-
-
-class At(TrainerCallback):
-    """Does something when an update is done, and keeps what it returns."""
-
-    def __init__(self, update: int, act: Callable[[], Any]) -> None:
-        self.update, self.act = update, act
-        self.returned: Any = None
-
-    def on_step_end(self, _args, state, _control, **_):
-        if state.global_step == self.update:
-            self.returned = self.act()
 
 
 class Forwards(TrainerCallback):
@@ -282,21 +272,3 @@ def weights_hash(trainer: Any) -> str:
         digest.update(name.encode())
         digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def rows_of(batch: Batch, slot: int, size: int = 4) -> dict[str, torch.Tensor]:
-    """The row-aligned tensors of one group of a batch."""
-    rows = slice(slot * size, (slot + 1) * size)
-    return {key: value[rows] for key, value in batch.items() if torch.is_tensor(value) and value.ndim > 0}
-
-
-def real_tokens(batch: Batch, slot: int, size: int = 4) -> list[tuple[list[int], list[int]]]:
-    """`(prompt, completion)` token ids of each row of a group, without padding."""
-    rows = rows_of(batch, slot, size)
-    return [
-        (
-            rows["prompt_ids"][row][rows["prompt_mask"][row].bool()].tolist(),
-            rows["completion_ids"][row][rows["completion_mask"][row].bool()].tolist(),
-        )
-        for row in range(size)
-    ]

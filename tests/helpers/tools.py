@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 
+def of_characters(tokens):
+    """A backend that takes texts apart into characters, which these tokens have."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    return made
+
+
 def tool_tokenizer():
     """A character tokenizer with Qwen3's chat template, whose tool calls TRL can parse.
 
@@ -12,7 +23,7 @@ def tool_tokenizer():
     import string
     from importlib.resources import files
 
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
     template = (files("trl") / "chat_templates" / "qwen3.jinja").read_text()
@@ -21,10 +32,7 @@ def tool_tokenizer():
     ]
     special = ["<pad>", "<|im_end|>", "<unk>", "<|im_start|>", "<tool_call>", "</tool_call>", "<tool_response>",
                "</tool_response>", "<think>", "</think>"]  # fmt: skip
-    vocabulary = {token: number for number, token in enumerate([*special, *dict.fromkeys(string.printable), *texts])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer = of_characters([*special, *dict.fromkeys(string.printable), *texts])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special[:4]])
     tokenizer.add_tokens([AddedToken(token, special=False) for token in [*special[4:], *texts]])
     made = PreTrainedTokenizerFast(

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from loss_by_hand import Row, differentiable_loss
+from replaying import flat_gradient
 from torch.nn import functional
 from trl import GRPOTrainer
 
@@ -96,11 +98,6 @@ def scaled(inputs: Any, factor: float = 0.5) -> dict[str, Any]:
     return {**inputs, "advantages": inputs["advantages"] * factor}
 
 
-def shaped_by_tokens(self, inputs):
-    shares = torch.linspace(1, 0.5, inputs["completion_ids"].size(1))
-    return {**inputs, "advantages": inputs["advantages"][:, None] * shares}
-
-
 def shaped_by_entropy(self, inputs):
     with torch.no_grad():
         entropies = ask(self, self.model, *both(inputs), inputs)[1]
@@ -114,26 +111,10 @@ def shaped_in_the_batch(self, inputs):
     return inputs
 
 
-def shaped_in_place(self, inputs):
-    inputs["advantages"].mul_(0.5)
-    return inputs
-
-
 def masked(self, inputs):
     mask = inputs["completion_mask"].clone()
     mask[:, 0] = 0
     return {**inputs, "tool_mask": mask}
-
-
-def cloned_in_the_batch(self, inputs):
-    inputs.update(tensors(inputs, lambda key, value: value.clone()))
-    return inputs
-
-
-def moved_in_the_batch(self, inputs):
-    for key, value in list(inputs.items()):
-        inputs[key] = value.to(self.accelerator.device) if torch.is_tensor(value) else value
-    return inputs
 
 
 def deep_copied(self, inputs):
@@ -162,12 +143,8 @@ def reordered_in_a_copy(self, inputs):
     return rows_of(inputs, backwards(inputs))
 
 
-def reordered_known_keys(self, inputs):
-    return rows_of({key: inputs[key] for key in KEYS if inputs.get(key) is not None}, backwards(inputs))
-
-
 def reordered_known_keys_in_the_batch(self, inputs):
-    inputs.update(reordered_known_keys(self, inputs))
+    inputs.update(rows_of(rebuilt_from_known_keys(self, inputs), backwards(inputs)))
     return inputs
 
 
@@ -187,9 +164,8 @@ GIVEN: dict[str, Callable[[Any, Any], Any]] = {
     **{
         make.__name__: make
         for make in (
-            shaped_by_tokens, shaped_by_entropy, shaped_in_the_batch, shaped_in_place, masked, cloned_in_the_batch,
-            moved_in_the_batch, deep_copied, trimmed_in_a_copy, widened_in_a_copy, reordered_in_a_copy,
-            reordered_known_keys, reordered_known_keys_in_the_batch, rebuilt_from_known_keys,
+            shaped_by_entropy, shaped_in_the_batch, masked, deep_copied, trimmed_in_a_copy, widened_in_a_copy,
+            reordered_in_a_copy, reordered_known_keys_in_the_batch, rebuilt_from_known_keys,
             rows_of_no_advantage_dropped,
         )
     },
@@ -213,42 +189,10 @@ CASES |= {name: giving(change) for name, change in GIVEN.items()}
 # What stands around the loss
 
 
-def forward_before_on_another_prompt(self, model, inputs, loss):
-    ids = torch.cat([torch.full_like(inputs["prompt_ids"], 7), inputs["completion_ids"]], dim=1)
-    term = (ask(self, model, ids, both(inputs)[1], inputs)[0] * inputs["completion_mask"]).mean()
-    return loss(model, inputs) + 0.01 * term
-
-
 def forward_before_on_flipped_rows(self, model, inputs, loss):
     ids, mask = both(inputs)
     term = ask(self, model, ids.flip(0), mask.flip(0), inputs)[0].mean()
     return loss(model, inputs) + 0.01 * term
-
-
-def forward_before_on_the_batch_itself(self, model, inputs, loss):
-    entropies = ask(self, model, *both(inputs), inputs)[1]
-    return loss(model, inputs) - 0.01 * entropies.mean()
-
-
-def forward_after(self, model, inputs, loss):
-    return loss(model, inputs) - 0.01 * ask(self, model, *both(inputs), inputs)[1].mean()
-
-
-def teacher_before(self, model, inputs, loss):
-    self.gap = float(ask(self, teacher(self), *both(inputs), inputs)[0].detach().mean())
-    return loss(model, inputs)
-
-
-def shaped_in_a_copy_and_logged(self, model, inputs, loss):
-    value = loss(model, scaled(inputs))
-    self.logged = float(inputs["advantages"].abs().mean()), inputs["advantages"].shape
-    return value
-
-
-def logged(self, model, inputs, loss):
-    value = loss(model, inputs)
-    self.seen = {key: (of.shape, float(of.float().mean())) for key, of in inputs.items() if torch.is_tensor(of)}
-    return value
 
 
 def halves(self, model, inputs, loss):
@@ -267,23 +211,13 @@ def twice_the_second_in_a_copy(self, model, inputs, loss):
     return first - 0.3 * loss(model, {**inputs, "advantages": inputs["advantages"].clamp(max=0)})
 
 
-def under_autocast(self, model, inputs, loss):
-    with torch.autocast("cpu", enabled=False):
-        return loss(model, {**inputs})
-
-
 AROUND: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
-    "plain": lambda self, model, inputs, loss: loss(model, inputs),
-    "sft_term": lambda self, model, inputs, loss: loss(model, inputs) + 0.1 * sft(model),
-    "twice_the_same": lambda self, model, inputs, loss: (loss(model, inputs) + loss(model, inputs)) / 2,
-    "scaled": lambda self, model, inputs, loss: loss(model, inputs) * 0.5,
     "named_arguments": lambda self, model, inputs, loss: loss(inputs=inputs, model=model),
     **{
         make.__name__: make
         for make in (
-            forward_before_on_another_prompt, forward_before_on_flipped_rows, forward_before_on_the_batch_itself,
-            forward_after, teacher_before, shaped_in_a_copy_and_logged, logged, halves, skipped_without_advantages,
-            twice_the_second_in_a_copy, under_autocast,
+            forward_before_on_flipped_rows, halves, skipped_without_advantages,
+            twice_the_second_in_a_copy,
         )
     },
 }  # fmt: skip
@@ -306,7 +240,7 @@ CASES |= {name: around(loss) for name, loss in AROUND.items()}
 @case
 def scaled_with_rows_left_out(base):
     class LeftOut(around(lambda self, model, inputs, loss: loss(model, inputs) + sft(model))(base)):  # type: ignore[misc]
-        left_out = True
+        leaves_out = True
 
     return LeftOut
 
@@ -315,76 +249,17 @@ def scaled_with_rows_left_out(base):
 
 
 @case
-def by_the_class(base):
-    class ByTheClass(base):  # type: ignore[misc]
-        def _compute_loss(self, model, inputs):
-            return base._compute_loss(self, model, dict(inputs))
-
-    return ByTheClass
-
-
-@case
-def a_mixin(base):
-    class Mixin:
-        def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, scaled(inputs))  # type: ignore[misc]
-
-    return type("Mixed", (Mixin, base), {})
-
-
-@case
-def a_helper_calls_super(base):
-    class Helped(base):  # type: ignore[misc]
-        def _compute_loss(self, model, inputs):
-            return self.mine(model, dict(inputs))
-
-        def mine(self, model, batch):
-            return super()._compute_loss(model, batch) * 0.5
-
-    return Helped
-
-
-def with_wraps(function):
-    @functools.wraps(function)
-    def inner(*args, **kwargs):
-        return function(*args, **kwargs)
-
-    return inner
-
-
-def without_wraps(function):
-    return lambda self, model, inputs: function(self, model, inputs)
-
-
-def decorated_by(decorator: Callable[[Any], Any], make: Case) -> Case:
-    def made(base):
-        decorated = make(base)
-        decorated._compute_loss = decorator(vars(decorated)["_compute_loss"])
-        return decorated
-
-    return made
-
-
-HALF = giving(lambda self, inputs: scaled(inputs))
-CASES |= {"decorated": decorated_by(with_wraps, HALF), "decorated_without_wraps": decorated_by(without_wraps, HALF)}
-
-
-@case
-def a_patch_on_the_class(base):
-    class Patched(base):  # type: ignore[misc]
-        pass
-
-    original = base._compute_loss
-    Patched._compute_loss = lambda self, model, inputs: original(self, model, scaled(inputs))
-    return Patched
-
-
-@case
 def a_patch_with_wraps_on_the_class(base):
     class Patched(base):  # type: ignore[misc]
         pass
 
-    Patched._compute_loss = functools.wraps(base._compute_loss)(a_patch_on_the_class(base)._compute_loss)
+    original = base._compute_loss
+
+    @functools.wraps(original)
+    def patched(self, model, inputs):
+        return original(self, model, scaled(inputs))
+
+    Patched._compute_loss = patched
     return Patched
 
 
@@ -450,7 +325,7 @@ def by_the_type_of_itself(base):
     return Itself
 
 
-# Losses that call no other
+# Losses that call no other, and terms of such beside TRL's
 
 
 def own(inputs: Any, logps: Any, old: Any, advantages: Any) -> torch.Tensor:
@@ -468,6 +343,38 @@ def old_of(batch: Any, logps: torch.Tensor) -> torch.Tensor:
 def logps_of(self: Any, model: Any, inputs: Any) -> torch.Tensor:
     """Not how the class of a whole loss asks, whose own code must name the method."""
     return ask(self, model, *both(inputs), inputs)[0]
+
+
+def term(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+    """Without old log-probs, by TRL's idiom, it is on-policy."""
+    logps = logps_of(self, model, inputs)
+    return 0.5 * own(inputs, logps, old_of(inputs, logps), inputs["advantages"])
+
+
+def term_of_a_copy(self, model, inputs, loss):
+    batch = {**inputs}
+    has_old = batch.get("old_per_token_logps") is not None
+    return loss(model, inputs) + (term(self, model, batch) if has_old else 0.0)
+
+
+def asks_whether_the_batch_has_old(self, model, inputs, loss):
+    self.has_old = OLD in inputs
+    return loss(model, inputs)
+
+
+CASES["term_in_a_helper"] = around(lambda self, model, inputs, loss: loss(model, inputs) + term(self, model, inputs))
+CASES |= {loss.__name__: around(loss) for loss in (term_of_a_copy, asks_whether_the_batch_has_old)}
+
+
+@case
+def term_around_the_loss(base):
+    class Outside(base):  # type: ignore[misc]
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            has_old = inputs.get("old_per_token_logps") is not None
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            return loss + term(self, model, inputs) if has_old else loss
+
+    return Outside
 
 
 def whole(loss: Callable[..., Any]) -> Case:
@@ -534,18 +441,6 @@ def reads_advantages_again_for_nothing(self, inputs, logps):
     return value
 
 
-def takes_its_own_for_old(self, inputs, logps):
-    new = logps()
-    return own(inputs, new, new.detach(), inputs["advantages"])
-
-
-def detaches_its_ratio(self, inputs, logps):
-    new = logps()
-    ratio = (new - old_of(inputs, new)).exp().detach().clamp(max=1.2)
-    mask = inputs["completion_mask"]
-    return -(ratio * inputs["advantages"][:, None] * new * mask).sum() / mask.sum()
-
-
 def shapes_before(self, inputs, logps):
     """Persists in the batch that a second iteration trains on, in stock."""
     inputs["advantages"] = inputs["advantages"] * 0.5
@@ -561,13 +456,19 @@ def shapes_after(self, inputs, logps):
 WHOLE = {
     f"whole_loss_that_{loss.__name__}": whole(loss)
     for loss in (
-        of_its_own, asks_whether_it_has_old, in_a_copy, with_a_teacher_first, reads_advantages_first,
-        reads_advantages_first_later, reads_old_first_later,
-        reads_advantages_again_for_nothing, takes_its_own_for_old, detaches_its_ratio, shapes_before, shapes_after,
+        of_its_own, asks_whether_it_has_old, in_a_copy, with_a_teacher_first, reads_advantages_first_later,
+        reads_old_first_later, reads_advantages_again_for_nothing, shapes_before, shapes_after,
     )
 }  # fmt: skip
 CASES |= WHOLE
-CASES["whole_loss_decorated"] = decorated_by(with_wraps, whole(of_its_own))
+
+
+@case
+def whole_loss_decorated(base):
+    made = whole(of_its_own)(base)
+    undecorated = made._compute_loss
+    made._compute_loss = functools.wraps(undecorated)(lambda *args, **kwargs: undecorated(*args, **kwargs))
+    return made
 
 
 @case
@@ -608,6 +509,8 @@ class ByHand(GRPOTrainer):
     """GRPO's loss, row by row. Of rows that are not in `fresh`, the ratio is to the log-probs in `book`, and the
     advantage has the weight `WEIGHT`."""
 
+    leaves_out = False  # rows that are in no denominator
+
     def logps_by_hand(self, inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probs and those that the ratio is taken to, `(b, C)`, and advantages with their weights, `(b,)`."""
         width = inputs["completion_ids"].size(1)
@@ -635,27 +538,16 @@ class ByHand(GRPOTrainer):
         return type(self)._compute_loss(self, model, {**inputs, OLD: old, "advantages": advantages})
 
     def _compute_loss(self, model, inputs):
-        logps, old, advantages = self.logps_by_hand(inputs)
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        signal = advantages if advantages.dim() == 2 else advantages[:, None]
-        ratio = (logps - old).exp()
-        clipped = ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
-        loss = -torch.min(ratio * signal, clipped * signal)
-        if self.beta:
-            references = [alone(self.ref_model, key_of(self, inputs, row), False) for row in range(len(mask))]
-            gap = torch.stack([_wide(of_row, mask.size(1)) for of_row in references]) - logps
-            kl = gap.exp() - gap - 1
-            loss = loss + self.beta * (kl * ratio if getattr(self.args, "use_bias_correction_kl", False) else kl)
-        steps = self.current_gradient_accumulation_steps
-        if self.args.loss_type == "grpo":
-            rows = (loss * mask).sum(-1) / mask.sum(-1).clamp(min=1)
-            counted = torch.ones(len(rows))
-            if getattr(self, "left_out", False) and ROWS in inputs:
-                counted = inputs[ROWS][:, 1].bitwise_and(EXCLUDED).eq(0).float()
-            return (rows * counted).sum() / (counted.sum() if counted.any() else len(rows)) / steps
-        assert self.args.loss_type == "dapo"
-        items = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
-        return (loss * mask).sum() / (items * steps / self.args.steps_per_generation)
+        trained = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+        rows = []
+        for number, (logps, old, advantage) in enumerate(zip(*self.logps_by_hand(inputs), strict=True)):
+            mask, reference = trained[number], None
+            if self.beta:
+                reference = _wide(alone(self.ref_model, key_of(self, inputs, number), False), len(mask))[mask]
+            if not (self.leaves_out and ROWS in inputs and inputs[ROWS][number, 1] & EXCLUDED):
+                rows.append(Row(logps[mask], old[mask], advantage, ref=reference))
+        items = inputs["num_items_in_batch"] / self.accelerator.num_processes
+        return differentiable_loss(self, rows, items, count=len(rows) or 1)
 
 
 def _wide(row: torch.Tensor, width: int) -> torch.Tensor:
@@ -705,32 +597,12 @@ def watched(make: Case) -> type:
                 else:
                     right = other._compute_loss(model, given)
             parameters = [one for one in self.model.parameters() if one.requires_grad]
-            gradients = [
-                torch.cat([part.flatten() for part in torch.autograd.grad(
-                    value, parameters, retain_graph=True, allow_unused=True, materialize_grads=True
-                )])
-                for value in (loss, right)
-            ]  # fmt: skip
+            gradients = [flat_gradient(value, parameters) for value in (loss, right)]
             off = float((gradients[0] - gradients[1]).norm())
             size = max(*(float(gradient.norm()) for gradient in gradients), 1e-6)
             return other.replayed_rows, abs(float(loss.detach()) - float(right.detach())), off / size
 
     return Watched
-
-
-def rewards() -> Callable[..., list[float]]:
-    """Two batches with live groups, and dead ones from then on."""
-    script: list[Any] = [[[1, 0, 0, 0], [1, 1, 0, 0], [0] * 4], [[0] * 4, [1, 0, 0, 0], [0] * 4], [[0] * 4] * 3]
-    calls = iter(range(99))
-
-    def scripted(completions: Any, **columns: Any) -> list[float]:
-        return [float(reward) for group in script[min(next(calls), 2)] for reward in group]
-
-    return scripted
-
-
-def weights_of(model: Any) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def stored_errors(session: Any, book: Mapping[Any, torch.Tensor]) -> list[float]:

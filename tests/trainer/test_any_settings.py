@@ -174,7 +174,9 @@ def edit(plan, context):
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_1_and_2_and_3_and_4_and_13_and_21_and_27_and_35_any_settings_train_right_by_hand(tmp_path, run):
+def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any_settings_train_right_by_hand(
+    tmp_path, run
+):
     training, replay, edits = settings_of(covering(AXES, RUNS)[run])
     script = rewards_of(run, training, replay, edits)
     names = ["scripted", "other"][: len(script)]

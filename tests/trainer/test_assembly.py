@@ -1,7 +1,5 @@
 """Refusals while a session's parts are put together, before anything is patched."""
 
-import warnings
-
 import pytest
 from corrected import TOKEN_WEIGHTS
 from packaging.version import Version
@@ -27,12 +25,6 @@ def test_an_age_limit_below_the_generation_interval_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=2)
     with pytest.raises(RefusedError, match="replay_max_age=1 is less than the 2 updates"):
         trl_replay.attach(trainer, replay_max_age=1)
-
-
-def test_more_passes_than_a_group_has_rows_are_refused(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3))
-    with pytest.raises(RefusedError, match=r"replay_retire_passes=5 .*num_generations=4"):
-        trl_replay.attach(trainer, replay_retire_passes=5)
 
 
 @pytest.mark.parametrize(("release", "refuses"), [("1.13.0", True), ("1.14.0", False)])
@@ -70,11 +62,10 @@ def own_sampler(table, count, context):
     return list(range(count))
 
 
-@pytest.mark.parametrize("sampler", ["top", "newest", "least_used", own_sampler])
-def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path, sampler):
+def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(trl_replay.ConfigurationError, match=r"needs the chances.*is no WeightedSampler.*proportional"):
-        trl_replay.attach(trainer, replay_correction="per", replay_sampler=sampler)
+        trl_replay.attach(trainer, replay_correction="per", replay_sampler=own_sampler)
 
 
 def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path):
@@ -84,10 +75,8 @@ def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path):
 
 
 @pytest.mark.parametrize(("tokens", "told"), [(128, 1), (127, 0)])
-def test_the_preset_tells_of_long_answers_from_the_length_that_was_measured(tmp_path, tokens, told):
+def test_the_preset_tells_of_long_answers_from_the_length_that_was_measured(tmp_path, recwarn, tokens, told):
     settings = {"beta": 0.1, "num_iterations": 2, "max_completion_length": tokens}
     trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), **settings)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trl_replay.attach(trainer, replay_preset="sample_efficient")
-    assert sum("topr(level='token')" in str(each.message) for each in caught) == told
+    trl_replay.attach(trainer, replay_preset="sample_efficient")
+    assert sum("topr(level='token')" in str(each.message) for each in recwarn) == told

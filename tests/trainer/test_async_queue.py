@@ -23,7 +23,7 @@ from queued import (
     samples_of,
     watch,
 )
-from support import At
+from support import Act
 from transformers import Qwen2ForCausalLM, TrainerCallback
 from trl_replay_async import compat as asynchronous
 
@@ -378,15 +378,6 @@ def test_96_what_a_success_is_becomes_known(queued):
     assert run.counters["refused"] > 0, "a prompt with a success is solved"
 
 
-def test_advice_goes_by_what_is_logged(queued):
-    def solved(number, version):
-        return samples_of(number, LIVE if number % 4 == 0 else (1.0,) * 4, version)
-
-    session = queued(solved, max_steps=44).train().session
-    assert session.metrics["replay/highest_fraction"] > 0.5
-    assert "prompts are solved" in session.explain()
-
-
 @pytest.mark.parametrize("budget", [0, -1])
 def test_97_samples_on_their_way_are_kept_whatever_turns_the_budget_off(queued, budget):
     run = queued(all_live, token_budget=budget)
@@ -406,38 +397,29 @@ FAILED = {"advantage": 0.0, "metrics": {"reward": np.nan, "rewards/right": np.na
 """What TRL's worker sends of a rollout that failed."""
 
 
-def test_161_rows_of_rollouts_that_failed_are_stored_masked_and_not_replayed(queued):
-    def failing(number, version):
-        samples = every_second_dead(number, version)
-        return samples if number % 2 else [samples[0], replace(samples[1], **FAILED), *samples[2:]]
-
-    run = queued(failing, max_steps=4).train()
-    table = run.session.buffer.table
-    assert len(table)
-    assert table.row_masked.tolist() == [[False, True, False, False]] * len(table)
-    assert (table.items == table.row_items[:, [0, 2, 3]].sum(axis=1)).all(), "a masked row counts nowhere"
-    assert len(run.replayed) == 3 * run.counters["replaced"] > 0
-
-
 @pytest.mark.parametrize(
-    ("failed", "masked"),
-    [(0, [True, True, False, False, False]), (2, [False, False, False, True, False])],
-    ids=["the forked one", "another one"],
+    ("forks", "failed", "masked"),
+    [
+        (1, 2, [False, False, True, False]),
+        (2, 0, [True, True, False, False, False]),
+        (2, 2, [False, False, False, True, False]),
+    ],
+    ids=["no fork", "the forked one", "another one"],
 )
-def test_177_no_row_of_a_failed_rollout_is_replayed_or_exported_as_trained_where_a_completion_is_forked(
-    queued, failed, masked
-):
+def test_161_and_177_no_row_of_a_failed_rollout_is_replayed_or_exported_as_trained(queued, forks, failed, masked):
     """Its tokens would count in the loss's denominator."""
 
     def failing(number, version):
-        samples = samples_of(number, DEAD if number % 2 else (0.0, 1.0, 0.0, 0.0), version, forks=2)
+        samples = samples_of(number, DEAD if number % 2 else (0.0, 1.0, 0.0, 0.0), version, forks=forks)
         told = f"{2 * (number // 2)}/{failed}"
         return [replace(one, **FAILED) if one.completion[0]["content"] == told else one for one in samples]
 
-    run = queued(failing).train()
+    run = queued(failing, max_steps=4).train()
     assert len(run.replayed) == masked.count(False) * run.counters["replaced"] > 0
     assert all(sample.advantage for sample in run.replayed)
     assert run.session.entry(next(iter(run.session.buffer))).masked == masked
+    table = run.session.buffer.table
+    assert (table.items == (table.row_items * ~table.row_masked).sum(axis=1)).all(), "a masked row counts nowhere"
 
 
 def test_93_a_dead_group_that_never_completes_holds_nothing_up(queued):
@@ -483,18 +465,6 @@ def test_95_a_group_whose_samples_come_with_gaps_is_judged_whole(queued, forks):
     run.ends()
     assert len(run.session.buffer) == 1
     assert run.session.entry(next(iter(run.session.buffer))).columns["row_rewards"][3][1] == 1.0
-
-
-def test_a_group_is_dead_by_the_reward_that_counts(queued):
-    def shaped(number, version):
-        correct = (1.0, 0.0, 1.0, 0.0) if number % 2 else (1.0,) * 4
-        return samples_of(number, LIVE, version, correct=correct)
-
-    worker = Script(shaped)
-    worker.reward_func_names = ["right", "correct"]
-    run = queued(worker, replay_reward="correct").train()
-    assert run.halves == {1}
-    assert run.counters["dead"] > 2
 
 
 class Maze:
@@ -574,7 +544,7 @@ def test_detach_gives_the_queue_back(queued, stock):
 
 def test_detach_in_the_midst_of_training_lets_the_rest_pass(queued):
     run = queued(max_steps=8)
-    run.trainer.add_callback(At(3, lambda: trl_replay.detach(run.trainer)))
+    run.trainer.add_callback(Act({3: lambda: trl_replay.detach(run.trainer)}))
     run.train()
     assert run.trainer.state.global_step == 8
     assert any(sample.group_id % 2 for sample in run.given if sample.group_id > 8), "dead ones pass from then on"
@@ -619,7 +589,7 @@ def test_groups_that_another_reward_rule_of_the_worker_scored_leave_the_queue_an
         before.extend(tuple(sample.input_ids.tolist()) for sample in run.given)
         return len(run.given)
 
-    at = At(4, change)
+    at = Act({4: change})
     run.trainer.add_callback(at)
     with pytest.warns(UserWarning, match="the source of 'right'"):
         run.train()

@@ -10,22 +10,6 @@ from trl_replay.serialization.groups import pack
 from trl_replay.testing import make_trainer
 
 
-@pytest.mark.parametrize(
-    ("settings", "counts", "left", "words"),
-    [
-        ({"replay_max_age": 1}, [0, 2, 0, 0, 0], 0, ""),
-        ({"replay_max_uses": 1}, [0, 2, 0, 0, 0], 0, ""),
-        ({"replay_max_fraction": 0.34}, [0, 1, 1, 1, 1], 2, "replay_max_fraction allows 1 of 3 groups"),
-    ],
-)
-def test_each_limit_holds_and_is_named_where_it_held_back(tmp_path, settings, counts, left, words):
-    """Entries that will never be replayed again take no room."""
-    run = train(tmp_path, [LIVE, DEAD, HALF], [DEAD, DEAD, DEAD], max_steps=5, **settings)
-    assert run.replayed == counts
-    assert len(run.table) == left
-    assert words in run.session.explain()
-
-
 @pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_path, scope):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)

@@ -2,14 +2,7 @@
 
 import pytest
 from scenarios import train
-from support import DEAD, HALF, LIVE
-
-
-def test_nothing_is_replayed_before_the_start(tmp_path):
-    run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD] * 3, max_steps=6, replay_start=3)
-    assert run.replayed == [0, 0, 0, 3, 3, 3]
-    assert len(run.table) == 3, "the buffer fills from the beginning"
-    assert "2 x replay_start allows 0 of 3 groups" in run.session.explain()
+from support import DEAD, LIVE
 
 
 def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from typing import ClassVar
 
 import pytest
 import torch
-from generating import PROMPTS, Coins, rounds_of, watched
+from generating import PROMPTS, Coins, watched
 from loss_by_hand import forward
 from releases import CLIPPED_RATIOS, SCORES_EVERY_TOKEN, since
 from replaying import build, replay
 from scenarios import train
-from support import DEAD, HALF, LIVE, Rewards, masked_rollout
-from tools import tool_tokenizer
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.errors import MismatchError
-from trl_replay.testing import make_model
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 MODES = ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
@@ -187,88 +183,6 @@ def test_vllm_without_its_correction_is_replayed_with_the_taps_log_probs(tmp_pat
     assert "sampling_per_token_logps" in watch.steps[0][0]
 
 
-def test_14_a_rollout_function_with_masked_tokens_and_its_own_prompts(tmp_path):
-    """Prompts differ within a group; lengths and masks change from batch to batch."""
-
-    def rollout(prompts, trainer):
-        return masked_rollout(["1" * (row % 3) + prompt for row, prompt in enumerate(prompts)], trainer)
-
-    trainer = build(tmp_path, Rewards(*SCRIPT), arguments={"rollout_func": rollout}, learning_rate=3e-2)
-    _, watch = replay(trainer)
-    for before, after in watch.steps:
-        assert "tool_mask" in after
-        assert int(after["num_items_in_batch"]) == int((after["completion_mask"] * after["tool_mask"]).sum())
-        assert len({len(row.nonzero()) for row in before["prompt_mask"][:4]}) > 1, "prompts differ within a group"
-
-
-CALL = '<tool_call>\n{"name": "open", "arguments": {"guess": GUESS}}\n</tool_call><|im_end|>'
-
-
-class Vault:
-    """Hides a number that differs from rollout to rollout; `open` tells whether a guess is right."""
-
-    resets = 0
-    opened: ClassVar[list[tuple[int, int]]] = []
-
-    def reset(self, **kwargs):
-        Vault.resets += 1
-        self.secret = Vault.resets % 3
-        return f" The hint is {'x' * self.secret}."
-
-    def open(self, guess: int) -> str:
-        """Tries a number.
-
-        Args:
-            guess: The number.
-
-        Returns:
-            What happens.
-        """
-        Vault.opened.append((self.secret, guess))
-        return "it opens" if guess == self.secret else "nothing happens"
-
-
-def vaults(folder, rewards, monkeypatch, guesses):
-    """A trainer whose policy is scripted: a tool call first, with a guess for each row, then an answer."""
-    tokenizer = tool_tokenizer()
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("Open it.", "Open the vault.", "Try.")]
-    trainer = build(
-        folder, rewards, rows, tokenizer, make_model(tokenizer, max_position_embeddings=2048),
-        arguments={"environment_factory": Vault}, max_completion_length=160, max_steps=3,
-        chat_template_kwargs={"enable_thinking": False},
-    )  # fmt: skip
-    Vault.resets, Vault.opened, turns = 0, [], itertools.count()
-
-    def say(prompt_ids, *args, **kwargs):
-        if next(turns) % 2 == 0:
-            words = [CALL.replace("GUESS", str(guesses(row))) for row in range(len(prompt_ids))]
-        else:
-            words = ["done" * (1 + row % 2) + "<|im_end|>" for row in range(len(prompt_ids))]
-        return [tokenizer(word)["input_ids"] for word in words], None
-
-    monkeypatch.setattr(trainer, "_generate_single_turn", say)
-    return trainer
-
-
-@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(tmp_path, monkeypatch):
-    trainer = vaults(tmp_path, Rewards(*SCRIPT), monkeypatch, lambda row: row // 2 % 3)
-    tokenizer = trainer.processing_class
-    _, watch = replay(trainer)
-    assert Vault.resets == 36, "every rollout's environment is reset once a batch"
-    assert {secret == guess for secret, guess in Vault.opened} == {True, False}
-    for number, (before, after) in enumerate(watch.steps):
-        assert len({str(row.tolist()) for row in before["prompt_ids"][:4]}) > 1, "the reset makes prompts differ"
-        trained = after["completion_mask"] * after["tool_mask"]
-        assert int(after["num_items_in_batch"]) == int(trained.sum())
-        for slot, _ in watch.slots[number]:
-            texts = tokenizer.batch_decode(after["completion_ids"][slot * 4 : slot * 4 + 4])
-            assert all("<tool_response>" in text for text in texts)
-            for row in range(slot * 4, slot * 4 + 4):
-                untrained = tokenizer.decode(after["completion_ids"][row][~trained[row].bool()])
-                assert "it opens" in untrained or "nothing happens" in untrained, "the tool's words are not trained on"
-
-
 @since("1.11.0", "log-probs that the sampler could not give")
 def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT))
@@ -296,17 +210,6 @@ def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update
     assert generation.syncs == len(watch.steps)
     assert session.totals.counters["refilled"] > 0
     assert "importance_sampling_ratio" in watch.steps[0][0]
-
-
-@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_environments_are_reset_for_every_round_and_their_tools_words_are_masked(tmp_path, monkeypatch):
-    coins = Coins(0.4, seed=1)
-    trainer = vaults(tmp_path, coins, monkeypatch, lambda row: row % 3)
-    _, session, watch = watched(trainer, coins, 2, replay_buffer_size=0)
-    assert Vault.resets == session.totals.counters["generated"] * 4
-    assert max(map(len, rounds_of(coins.calls, 2))) == 3
-    for _, after in watch.steps:
-        assert int(after["num_items_in_batch"]) == int((after["completion_mask"] * after["tool_mask"]).sum())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from advantages_by_hand import mixed_advantages
-from datasets import Dataset
 from episodes import FORMS, OWN_REWARDS, TURNS, Episode, build
 from methods import INJECTED
 from replaying import Checked, Watch, check_batches, check_losses, watched
+from replaying import build as build_with
 from support import Spy, logged, weights_hash
 from tools import tool_tokenizer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay.testing import make_model
@@ -23,7 +23,7 @@ WAYS = {"replay": {}, "mixing": INJECTED, "sampled": SAMPLED}
 
 @pytest.mark.parametrize("way", WAYS)
 @FORM
-def test_what_is_trained_is_right_by_hand(tmp_path, form, way):
+def test_33_what_is_trained_is_right_by_hand(tmp_path, form, way):
     trainer = build(tmp_path, form, max_steps=5, learning_rate=2e-2)
     session = trl_replay.attach(trainer, **{"replay_start": 0, **WAYS[way]})
     watch = watched(trainer, session)
@@ -39,6 +39,7 @@ def test_what_is_trained_is_right_by_hand(tmp_path, form, way):
     check_batches(watch)
     check_losses(trainer)
     assert session.totals.counters["refilled"] > 0 or way != "sampled"
+    assert Episode.rollouts == 4 * session.totals.counters["generated"], "each is reset once, in every round"
 
 
 @FORM
@@ -152,15 +153,11 @@ class Solved:
 @OWN_REWARDS
 def test_114_a_curriculum_takes_rows_without_a_prompt(tmp_path):
     tokenizer = tool_tokenizer()
-    settings = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "bf16": False, "max_steps": 6}
-    args = GRPOConfig(
-        str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=4, **settings
-    )
     levels = [{"environment": name, "level": level} for name in ("one", "two") for level in range(4)]
-    trainer = GRPOTrainer(
-        model=make_model(tokenizer, max_position_embeddings=2048), reward_funcs=[], args=args,
-        processing_class=tokenizer, train_dataset=Dataset.from_list(levels),
-        environment_factory={"one": Solved, "two": type("Other", (Solved,), {})},
+    trainer = build_with(
+        tmp_path, [], levels, tokenizer, make_model(tokenizer, max_position_embeddings=2048), GRPOTrainer,
+        arguments={"environment_factory": {"one": Solved, "two": type("Other", (Solved,), {})}},
+        per_device_train_batch_size=8, max_completion_length=4, max_steps=6,
     )  # fmt: skip
     session = trl_replay.attach(trainer, replay_plugins=["skip_solved"], replay_pass_reward=1.0)
     trainer.train()

@@ -241,13 +241,6 @@ def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_
     assert session.totals.batches == 1 + 3
 
 
-@pytest.mark.parametrize("capacity", [0, 64])
-def test_explain_says_what_was_generated(tmp_path, capacity):
-    run = rounds(tmp_path, rewards=Coins(0.5), max_steps=3, replay_buffer_size=capacity)
-    told = f"of them in further rounds, which refilled {run.counters['refilled']:.0f} slots"
-    assert told in run.session.explain()
-
-
 def leave_one_out(groups):
     """A plugin's advantages, computed from the rewards: of equal ones, rounding may leave 1e-16."""
     others = (groups.reward.sum(axis=1, keepdims=True) - groups.reward) / (SIZE - 1)

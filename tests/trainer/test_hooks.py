@@ -560,30 +560,18 @@ def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
 # what strategies and corrections see
 
 
-def spoiling_sampler(table, count, context):
-    table.score[:] = 1.0
-    return list(range(count))
-
-
-def spoiling_evictor(table, context):
+def spoiling(table, context):
     table.score[:] = 1.0
     return table.serial
 
 
-def spoiling_scorer(groups, context):
-    context.table.score[:] = 1.0
-    return np.ones(len(groups))
-
-
-@pytest.mark.parametrize("strategy", [spoiling_sampler, spoiling_evictor, spoiling_scorer])
-def test_42_a_strategy_cant_write_to_a_core_column(tmp_path, strategy, monkeypatch):
-    kind = strategy.__name__.removeprefix("spoiling_")
-    settings = {f"replay_{kind}": strategy, "replay_buffer_size": 2}
+def test_42_a_strategy_cant_write_to_a_core_column(tmp_path, monkeypatch):
+    settings = {"replay_plugins": None, "replay_evictor": spoiling, "replay_buffer_size": 2}
     with pytest.raises(ConfigurationError, match="read-only"):  # as a trial before training shows
-        train(tmp_path, replay_plugins=None, **settings)
+        train(tmp_path, **settings)
     monkeypatch.setattr("trl_replay.setup.assembly.rehearse", lambda *given, **named: None)
-    with pytest.raises(HookError, match=f"The {kind} .*read-only"):
-        train(tmp_path, replay_plugins=None, **settings)
+    with pytest.raises(HookError, match=r"The evictor .*read-only"):
+        train(tmp_path, **settings)
 
 
 def test_54_what_scorers_and_selectors_see_can_only_be_read(tmp_path):
@@ -606,19 +594,10 @@ def heavy(rows):
     return Corrected(rows.behavior_logps, torch.full((len(rows.ages),), 1e300, dtype=torch.float64))
 
 
-def overflowing(rows):
-    """Weights that float32 holds; times an advantage of 1.5 it does not, and a gradient does not long before."""
-    return Corrected(rows.behavior_logps, torch.full((len(rows.ages),), 3e38))
-
-
 def shifted(rows):
     """Advantages that are 0 alone, and not with what is added to them."""
     ones = torch.ones(len(rows.ages))
     return Corrected(rows.behavior_logps, ones * 1e6, shift=ones * 1e6)
-
-
-def imaginary(rows):
-    return Corrected(rows.behavior_logps, torch.ones(len(rows.ages)) * 1j)
 
 
 @pytest.mark.parametrize(
@@ -626,9 +605,7 @@ def imaginary(rows):
     [
         (unmasking, "old_logps that are not finite"),
         (heavy, "finite weights"),
-        (overflowing, r"the weights \[3\.\d*e\+38, .* times the rows' advantages 1e\+09 at most"),
         (shifted, r"the weights \[1000000\.0, .* times the rows' advantages 1e\+09 at most"),
-        (imaginary, r"weights torch\.complex64 .* real numbers"),
     ],
 )
 def test_54_a_correction_is_checked_by_what_it_was_given_and_in_the_type_that_is_applied(tmp_path, correct, words):

@@ -101,17 +101,3 @@ def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted():
     with allocations:
         allocations.around(batch.clone, seam=True)()
     assert (allocations.allocated, allocations.most) == (1600, 1600), "what was freed counts no more"
-
-
-def test_what_the_trainer_does_itself_does_not_count():
-    allocations = Allocations()
-    batch = torch.ones(4, 100)
-    stock = allocations.around(batch.clone, seam=False)
-
-    def seam():
-        stock()
-        return batch.sum()
-
-    with allocations:
-        allocations.around(seam, seam=True)()
-    assert allocations.allocated == 4

@@ -1,7 +1,5 @@
 """The class of ours that stands in front of the loss while it runs: where it stands, and that it is gone after it."""
 
-import copy
-
 import pytest
 from support import DEAD, HALF, LIVE, Rewards
 from trl import GRPOTrainer
@@ -130,37 +128,6 @@ def test_the_class_that_makes_the_loss_is_the_one_that_asks_for_log_probs_and_ca
 
     assert loss_maker(GRPOTrainer) is loss_maker(Diamond) is GRPOTrainer
     assert loss_maker(OnOwn) is loss_maker(Own) is Own
-
-
-def test_stocks_loss_gets_the_very_batch_where_nothing_is_replayed(tmp_path, monkeypatch):
-    """What it was given is what it reads, to the object."""
-    read, given = [], []
-    stock = GRPOTrainer._compute_loss
-
-    class Giving(GRPOTrainer):
-        def _compute_loss(self, model, inputs):
-            given.append(inputs)
-            return super()._compute_loss(model, inputs)
-
-    monkeypatch.setattr(GRPOTrainer, "_compute_loss", copy.copy(stock))
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Giving, max_steps=2)
-    session = trl_replay.attach(trainer, replay_max_fraction=0.0)
-    part = session.step.tap.classes._around
-
-    def noting(make, model, inputs, is_stock):
-        assert is_stock
-
-        def noted(batch):
-            read.append(batch)
-            return make(batch)
-
-        return part(noted, model, inputs, is_stock)
-
-    session.step.tap.classes._around = noting
-    session.step.tap.classes._made.clear()
-    trainer.train()
-    assert len(read) == len(given) == 2
-    assert all(one is other for one, other in zip(read, given, strict=True))
 
 
 def test_the_batch_that_the_trainer_keeps_holds_what_it_held_before_the_loss(tmp_path):

@@ -5,6 +5,7 @@ All that settings make is in test_any_settings.py.
 
 import pytest
 import torch
+from pictures import text_settings
 from releases import since
 from replaying import build, replay
 from scenarios import SCRIPT, Scenario, follow
@@ -46,11 +47,7 @@ def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(tmp_pa
     import transformers
 
     tokenizer = make_tokenizer()
-    shape = {
-        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-        "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None,
-    }  # fmt: skip
+    shape = text_settings(tokenizer)
     if family == "Qwen2Moe":
         shape |= {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
     else:

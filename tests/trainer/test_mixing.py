@@ -15,19 +15,7 @@ from support import DEAD, HALF, LIVE, Rewards, plugin, shaping
 
 import trl_replay
 from trl_replay.errors import ResultError
-from trl_replay.step.decisions import shaped
-from trl_replay.testing import make_groups, make_trainer
-
-
-def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path):
-    def failures_only(table, drawn, slots, context):
-        return np.tile([-1, 1, 2, -1], (len(drawn), 1))
-
-    settings = {**INJECTED, "replay_mixer": failures_only, "replay_advantages": "joint"}
-    run = train(tmp_path, [LIVE] * 3, [DEAD] * 3, replaced=0, max_steps=2, **settings)
-    assert len(run.table) == 3
-    assert run.reasons["a mixed group would have been dead"] == 3
-    assert run.counters["rows"] == 0
+from trl_replay.testing import make_trainer
 
 
 @pytest.mark.parametrize("hooks", [{}, {"advantages": lambda groups: groups.advantages * 2}])
@@ -229,15 +217,6 @@ def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_pa
     given = {"hooks": {"advantages": first_masked}, "replay_correction": noting}
     run = train(tmp_path, [HALF, DEAD, HALF], **given)
     assert tokens.count(0) == run.counters["replaced"], "one row of each group"
-
-
-@pytest.mark.parametrize("given", [0.0, 2.0])
-def test_134_a_masked_row_stays_masked_whatever_a_hook_gives_it(given):
-    groups = make_groups([[1.0, 0.0, 0.0, 1.0]])
-    once = shaped(groups, np.array([[np.nan, -0.5, -0.5, 1.0]]))
-    again = shaped(once, np.array([[given, -0.5, -0.5, 1.0]]))
-    assert again.masked.tolist() == [[True, False, False, False]]
-    assert again.advantages[0, 0] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What log-probs differ by at equal weights is no staleness: rounding in half precision, and dropout."""
 
-import warnings
-
 import pytest
 import torch
 from replaying import build
@@ -114,17 +112,16 @@ def test_dropout_in_the_losss_forward_is_told_with_its_share_and_the_remedy(tmp_
     assert "% of it dropout" in session.explain()
 
 
-def test_lora_dropout_is_told_and_turned_off_by_disable_dropout(tmp_path):
+def test_lora_dropout_is_told_and_turned_off_by_disable_dropout(tmp_path, recwarn):
     from peft import LoraConfig
 
     adapter = LoraConfig(r=4, lora_dropout=0.3, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     for disable in (False, True):
         settings = {"disable_dropout": disable, "arguments": {"peft_config": adapter}, "trainer_class": GRPOTrainer}
         trainer = build(tmp_path, digit, model=model(), **settings)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            noise = trl_replay.attach(trainer).noise
-        assert any("Set disable_dropout=True" in str(one.message) for one in caught) == (not disable)
+        recwarn.clear()
+        noise = trl_replay.attach(trainer).noise
+        assert any("Set disable_dropout=True" in str(one.message) for one in recwarn) == (not disable)
         assert (noise.dropout > 1e-3) == (not disable)
 
 

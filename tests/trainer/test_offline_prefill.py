@@ -7,20 +7,19 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import replaying
 import torch
 from advantages_by_hand import advantages
+from chat import QUESTION, room_trainer, tool_trainer
 from releases import since
 from resuming import build, differences, digits, state
 from support import DEAD, LIVE, Rewards, Spy, record, replayed
 from teacher import IDS, TEACHER, rows, rows_of
-from tools import tool_tokenizer
 
 import trl_replay
 from trl_replay import ConfigurationError, compat
 from trl_replay.batch.compose import loss_mask
 from trl_replay.loss.supply import ROWS
-from trl_replay.testing import make_model, make_tokenizer, make_trainer
+from trl_replay.testing import make_trainer
 
 
 @pytest.fixture
@@ -73,83 +72,23 @@ def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attach
         attached.add(short, incomplete="drop")
 
 
-def test_76_a_row_that_no_function_scored_is_masked_as_one_generated_here(attached):
-    scores = [1.0, None, 0.0, 0.0]
-    lines = [{"prompt": "1=", "completion": str(row), "reward/digits": score} for row, score in enumerate(scores)]
-    assert attached.add(lines) == 1
-    assert attached.buffer.table.row_masked.tolist() == [[False, True, False, False]]
-
-
-def test_messages_go_through_the_chat_template(tmp_path):
-    trainer = build(tmp_path, max_steps=1)
-    trainer._tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
-    session = trl_replay.attach(trainer)
-    prompt = [{"role": "user", "content": "1+1"}]
-    session.add(rows_of(prompt, [[{"role": "assistant", "content": c}] for c in "2345"], [1, 0, 0, 0]))
-    group = session.buffer.load(0)
-    assert trainer.processing_class.decode(group.tensors["prompt_ids"]) == "1+1="
-
-
-def lookup(key: str) -> str:
-    """Looks something up.
-
-    Args:
-        key: What.
-
-    Returns:
-        What it found.
-    """
-    return key
-
-
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 def test_145_messages_of_a_file_get_the_trainers_tools(tmp_path):
-    tokenizer = tool_tokenizer()
-    prompt = [{"role": "user", "content": "1="}]
-    trainer = replaying.build(
-        tmp_path, Rewards([LIVE, DEAD, DEAD]), [{"prompt": prompt}], tokenizer,
-        make_model(tokenizer, max_position_embeddings=2048), Spy, arguments={"tools": [lookup]}, max_steps=1,
-    )  # fmt: skip
+    trainer = tool_trainer(tmp_path)
     session = trl_replay.attach(trainer)
-    session.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
+    session.add(rows_of(QUESTION, list("2345"), [1, 0, 0, 0]))
     stored = session.buffer.load(0).tensors["prompt_ids"].tolist()
     trainer.train()
     batch = trainer.scored[0]
     assert stored == batch["prompt_ids"][0][batch["prompt_mask"][0].bool()].tolist()
 
 
-def test_145_texts_among_a_dataset_of_messages_are_refused(tmp_path):
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
-    rows = [{"prompt": [{"role": "user", "content": "1+1"}]}]
-    trainer = replaying.build(tmp_path, Rewards([DEAD]), rows, tokenizer)
-    session = trl_replay.attach(trainer)
-    with pytest.warns(UserWarning, match="its prompt is text, and the dataset's are messages"):
-        assert session.add(rows_of("1+1", list("2345"), [1, 0, 0, 0])) == 0
-
-
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 def test_145_messages_to_which_an_environment_adds_are_refused(tmp_path):
-    class Room:
-        def reset(self, **kwargs):
-            return " It is dark."
-
-        def look(self):
-            """Looks around.
-
-            Returns:
-                What is there.
-            """
-            return "a door"
-
-    tokenizer = tool_tokenizer()
-    prompt = [{"role": "user", "content": "1="}]
-    model = make_model(tokenizer, max_position_embeddings=2048)
-    arguments = {"environment_factory": Room}
-    trainer = replaying.build(tmp_path, Rewards([DEAD]), [{"prompt": prompt}], tokenizer, model, arguments=arguments)
+    trainer = room_trainer(tmp_path)
     session = trl_replay.attach(trainer)
     with pytest.raises(trl_replay.ReplayError, match="environments add their tools"):
-        session.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
+        session.add(rows_of(QUESTION, list("2345"), [1, 0, 0, 0]))
 
 
 def test_152_a_group_of_two_tasks_is_refused(attached):
@@ -158,8 +97,8 @@ def test_152_a_group_of_two_tasks_is_refused(attached):
         attached.add([{**row, "group": 7, "trl_replay_task": 1 + number // 2} for number, row in enumerate(rows)])
 
 
-def test_a_row_that_no_function_scored_does_not_count(tmp_path):
-    """As in TRL: the mean and the deviation are those of the other rows, and its advantage is 0."""
+def test_76_a_row_that_no_function_scored_does_not_count(tmp_path):
+    """As in TRL: the mean and the deviation are those of the other rows, and its advantage is 0. It is masked."""
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
     made = [{**row, "reward/digits": row["reward"]} for row in rows(**IDS)]
@@ -168,28 +107,18 @@ def test_a_row_that_no_function_scored_does_not_count(tmp_path):
     scored = torch.tensor([1.0, 0, 0])
     expected = [*((scored - scored.mean()) / (scored.std() + 1e-4)).tolist(), 0.0]
     assert session.buffer.load(0).tensors["advantages"].tolist() == pytest.approx(expected)
+    assert session.buffer.table.row_masked.tolist() == [[False, False, False, True]]
 
 
 ACCURACY, LENGTH = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0], [-100.0, 0.0, -50.0, -20.0, 0.0, -10.0, -5.0, -80.0]
 """Of two groups: by the sum, the long answer that is right has the lowest reward of its group."""
 
 
-def with_two_functions(tmp_path, aggregation):
-    """A trainer that is paid for accuracy and length."""
-
-    def accuracy(completions, **_):
-        return [0.0] * len(completions)
-
-    def length(completions, **_):
-        return [0.0] * len(completions)
-
-    rule = {"multi_objective_aggregation": aggregation, "reward_weights": [2.0, 1.0]}
-    return make_trainer(tmp_path, [accuracy, length], **rule)
-
-
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 def test_102_advantages_of_a_file_follow_the_trainers_aggregation(tmp_path, aggregation):
-    trainer = with_two_functions(tmp_path, aggregation)
+    functions = [Rewards([DEAD], name=name) for name in ("accuracy", "length")]
+    rule = {"multi_objective_aggregation": aggregation, "reward_weights": [2.0, 1.0]}
+    trainer = make_trainer(tmp_path, functions, **rule)
     session = trl_replay.attach(trainer)
     made = [
         {"prompt": prompt, "completion": str(number), "reward/accuracy": right, "reward/length": length}
@@ -202,16 +131,6 @@ def test_102_advantages_of_a_file_follow_the_trainers_aggregation(tmp_path, aggr
     expected = [advantages(group, groups, (2.0, 1.0), "group", aggregation) for group in groups]
     np.testing.assert_allclose(session.buffer.table.row_advantage, expected, rtol=1e-5)
     assert (session.buffer.table.row_advantage[0, 0] > 0) == (aggregation == "normalize_then_sum")
-
-
-def test_102_one_reward_cannot_stand_for_several_functions(tmp_path):
-    trainer = with_two_functions(tmp_path, "normalize_then_sum")
-    session = trl_replay.attach(trainer)
-    with pytest.raises(
-        trl_replay.ReplayError, match="lacks rewards in 'reward/accuracy', 'reward/length': its columns"
-    ):
-        session.add(rows())
-    assert len(session.buffer) == 0
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["a reference model", "an adapter turned off"])
@@ -311,34 +230,6 @@ def test_a_whole_group_that_is_all_right_takes_no_slot_after_resuming_with_anoth
     assert session.totals.reasons["a mixed group would have been dead"] > 0
 
 
-def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_tools(tmp_path):
-    tokenizer = make_tokenizer()
-    given = [
-        {
-            "prompt": prompt,
-            "completion": text,
-            "reward": float(text == "a*c"),
-            "prompt_ids": tokenizer(prompt)["input_ids"],
-            "completion_ids": tokenizer(text)["input_ids"],
-            "tool_mask": [1, 0, 1],
-        }
-        for prompt in ("1=", "12=", "123+4=")
-        for text in ("a*c", "b*d", "c*e", "d*f")
-    ]
-    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, trainer_class=Spy)
-    session = trl_replay.attach(trainer, replay_start=0)
-    assert session.add(given) == 3
-    steps = record(session)
-    trainer.train()
-    (_, first), (before, after) = steps
-    assert replayed(steps) == [0, 3]
-    assert "tool_mask" not in first, "what the run makes is as TRL made it"
-    assert "tool_mask" not in before
-    assert loss_mask(after)[:, :3].tolist() == [[1, 0, 1]] * 12
-    assert int(after["num_items_in_batch"]) == 24
-    assert loss_mask(trainer.losses[1]["inputs"]).sum() == 24
-
-
 TOOLS = [
     {"prompt": "1=", "completion_ids": [20 + row, 21, 22], "tool_mask": [1, 0, 1], "reward": float(row % 2)}
     for row in range(4)
@@ -358,6 +249,7 @@ def test_a_group_whose_tokens_a_file_masks_is_replayed_beside_others(tmp_path):
     assert of_file.sum() == 1
     assert masks[of_file][0, :, :3].tolist() == [[1, 0, 1]] * 4
     assert torch.equal(masks[~of_file], lengths[~of_file]), "all tokens of the others train"
+    assert int(after["num_items_in_batch"]) == int(masks.sum())
     assert (after["advantages"].view(3, 4) != 0).any(dim=1).sum() >= 2, "another group trains beside it"
 
 

@@ -112,12 +112,9 @@ LOGP, MASK, NO_TEXT = "takes numbers from -1000 to 0.001", "which takes numbers 
 IDS_TO = "which takes numbers from 0 to 43"
 WRONG = [
     ({"reward": "good"}, f"'good' in reward, {REWARD}"),
-    ({"reward": [1, 2]}, rf"\[1, 2\] in reward, {REWARD}"),
     ({"reward": 10**400}, f"10+… in reward, {REWARD}"),
     ({"reward": math.inf}, f"inf in reward, {REWARD}"),
-    ({"reward": 1e39}, rf"1e\+39 in reward, {REWARD}"),
     ({"advantage": "high"}, f"'high' in advantage, {REWARD}"),
-    ({"advantage": -math.inf}, f"-inf in advantage, {REWARD}"),
     ({"completion_ids": [6, 44]}, f"44 in completion_ids, {IDS_TO}"),
     ({"completion_ids": [6, 1.5]}, "1.5 in completion_ids"),
     ({"completion_ids": [6, None]}, "nan in completion_ids"),
@@ -127,12 +124,11 @@ WRONG = [
     ({"completion": 5, "completion_ids": None}, f"completion=5, which {NO_TEXT}"),
     ({"prompt": {"a": 1}, "prompt_ids": None}, rf"prompt=\{{'a': 1\}}, which {NO_TEXT}"),
     ({"old_per_token_logps": [-1.0, -9999.0]}, f"-9999 in old_per_token_logps, which {LOGP}"),
-    ({"old_per_token_logps": [5.0, -1.0]}, f"5 in old_per_token_logps, which {LOGP}"),
     ({"old_per_token_logps": [-1.0, 0.01]}, f"0.01 in old_per_token_logps, which {LOGP}"),
-    ({"old_per_token_logps": [-1.0, -math.inf]}, f"-inf in old_per_token_logps, which {LOGP}"),
     ({"sampling_per_token_logps": [3.0, -1.0]}, f"3 in sampling_per_token_logps, which {LOGP}"),
+    ({"masked": "false"}, "masked='false', which is neither true nor false"),
+    ({"advantages": [1.0, 0.5]}, "advantages of its tokens, .* drop the column 'advantages'"),
     ({"tool_mask": [1, 2]}, f"2 in tool_mask, {MASK}"),
-    ({"completion_mask": [1, 0.5]}, f"0.5 in completion_mask, {MASK}"),
     ({"completion_mask": [1, math.nan]}, f"nan in completion_mask, {MASK}"),
 ]
 
@@ -153,16 +149,9 @@ def test_38_training_does_not_begin_with_a_warm_start_that_cannot_be_used(tmp_pa
     assert len(session.buffer) == trainer.state.global_step == 0
 
 
-IN_PARQUET = [
-    ({"completion_ids": [6, 44]}, f"Row 2 of .*rows.parquet has 44 in completion_ids, {IDS_TO}"),
-    ({"old_per_token_logps": [-1.0, -9999.0]}, "Row 2 of .*rows.parquet has -9999 in old_per_token_logps"),
-]
-
-
-@pytest.mark.parametrize(("columns", "words"), IN_PARQUET)
-def test_38_so_is_one_in_a_parquet_file(session, tmp_path, columns, words):
-    path = written(tmp_path / "rows.parquet", changed(**columns))
-    with pytest.raises(ReplayError, match=words):
+def test_38_so_is_one_in_a_parquet_file(session, tmp_path):
+    path = written(tmp_path / "rows.parquet", changed(completion_ids=[6, 44]))
+    with pytest.raises(ReplayError, match=f"Row 2 of .*rows.parquet has 44 in completion_ids, {IDS_TO}"):
         session.add(path)
     assert len(session.buffer) == 0
     assert session.add(written(path, changed())) == 1
@@ -189,12 +178,6 @@ def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(session, tmp_path,
     lines = [json.dumps({**row, "note": f"a{character}b"}, ensure_ascii=False) for row in rows()]
     (tmp_path / "rows.jsonl").write_bytes("\r\n".join(lines).encode())
     assert session.add(tmp_path / "rows.jsonl") == 1
-
-
-@pytest.mark.parametrize("source", [None, 5])
-def test_55_a_source_that_holds_no_rows_is_named(session, source):
-    with pytest.raises(ReplayError, match=f"{source!r} can't be read: give a path, a Dataset, or rows"):
-        session.add(source)
 
 
 @pytest.mark.parametrize("value", [5, "", b"rows.jsonl", ["rows.jsonl"]])

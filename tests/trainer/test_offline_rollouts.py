@@ -126,10 +126,7 @@ def test_ids_alone_are_enough(tmp_path):
 
 @pytest.mark.parametrize("how", ["null", "left out of a file"])
 def test_a_functions_null_counts_as_none_and_a_file_may_leave_it_out(tmp_path, how):
-    def form(completions, **_):
-        return [0.0] * len(completions)
-
-    trainer = make_trainer(tmp_path, [digits, form], reward_weights=[1.0, 0.5])
+    trainer = make_trainer(tmp_path, [digits, Rewards([DEAD], name="form")], reward_weights=[1.0, 0.5])
     session = attached(trainer)
     made = [
         {"prompt": "1=", "completion": text, "reward/digits": value, "reward/form": other}

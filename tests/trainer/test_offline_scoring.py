@@ -3,18 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from chat import QUESTION, attached, chat_tokenizer, tool_trainer
+from chat import QUESTION, attached, chat_tokenizer, room_trainer, tool_trainer
 from datasets import Dataset
 from releases import since
 from replaying import build
-from support import DEAD, LIVE, Rewards, Spy
+from support import LIVE, Spy
 from teacher import rows, rows_of
-from tools import tool_tokenizer
 
 from trl_replay import ConfigurationError, ReplayError
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 PROMPTS = ["1=", "12=", "123+4="]
+
+
+def right(completions, **_):
+    return [float(text == "2") for text in completions]
 
 
 def text_of(completion):
@@ -49,14 +52,10 @@ class Kept(Spy):
 
 
 def reward_model(tokenizer):
-    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+    from transformers import Qwen2ForSequenceClassification
 
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, num_labels=1, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
     torch.manual_seed(0)
-    return Qwen2ForSequenceClassification(config)
+    return Qwen2ForSequenceClassification(make_model(tokenizer, num_labels=1).config)
 
 
 def scoring_trainer(folder, messages, **settings):
@@ -141,9 +140,6 @@ def test_a_warm_start_is_rescored_by_its_setting(tmp_path):
     made = "".join(f'{{"prompt": "1=", "completion": "{text}", "reward": 5}}\n' for text in "2345")
     (tmp_path / "rows.jsonl").write_text(made)
 
-    def right(completions, **_):
-        return [float(text == "2") for text in completions]
-
     trainer = make_trainer(tmp_path, right, max_steps=1)
     with pytest.raises(ConfigurationError, match="replay_warm_start_rescore=True can't be used: there is no file"):
         attached(trainer, replay_warm_start_rescore=True)
@@ -173,14 +169,6 @@ def test_columns_that_a_row_lacks_are_those_of_the_datasets_row_with_its_prompt(
     assert seen == [("5", None)] * 4
 
 
-def test_prompts_of_another_form_than_the_functions_get_are_named(tmp_path):
-    tokenizer = chat_tokenizer()
-    session = attached(build(tmp_path, Rewards([LIVE] * 3), [{"prompt": QUESTION}], tokenizer, trainer_class=Spy))
-    text = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    with pytest.warns(UserWarning, match=r"No group .* its prompt is text, and the dataset's are messages"):
-        assert not session.add([{"prompt": text, "completion": one} for one in "2345"], rescore=True)
-
-
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 def test_turns_with_tools_are_scored_as_messages(tmp_path):
     kept = []
@@ -206,23 +194,7 @@ def test_turns_with_tools_are_scored_as_messages(tmp_path):
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 def test_rewards_of_an_environment_are_not_made_up(tmp_path):
-    class Room:
-        def reset(self, **_):
-            return ""
-
-        def look(self):
-            """Looks around.
-
-            Returns:
-                What is there.
-            """
-            return "a door"
-
-    tokenizer = tool_tokenizer()
-    trainer = build(
-        tmp_path, Rewards([DEAD]), [{"prompt": QUESTION}], tokenizer, make_model(tokenizer), Spy,
-        arguments={"environment_factory": Room},
-    )  # fmt: skip
+    trainer = room_trainer(tmp_path)
     session = attached(trainer)
     made = [{"prompt": "1=", "completion": text} for text in "2345"]
     with pytest.raises(ReplayError, match=r"the rows given can't be scored: .* need its episode"):
@@ -230,9 +202,6 @@ def test_rewards_of_an_environment_are_not_made_up(tmp_path):
 
 
 def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path):
-    def right(completions, **_):
-        return [float(text == "2") for text in completions]
-
     table = [{"step": 1, **row, "reward": None, "other": 3.0, "advantage": 9.0} for row in rows()]
     made = Dataset.from_list(table).remove_columns("reward")
     session = attached(make_trainer(tmp_path, right))

@@ -133,11 +133,6 @@ def test_174_rows_of_lists_and_columns_of_other_names_are_refused_and_converted_
     assert session.entry(0).rewards == session.entry(1).rewards == {"scripted": LIVE}
 
 
-@pytest.fixture
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -229,10 +224,3 @@ def test_180_prompts_that_lost_their_special_tokens_are_refused(tmp_path):
     rows = [{**row, "prompt": "user 1=\nassistant: "} for row in ROWS]
     with pytest.warns(UserWarning, match="its prompt is text, and the dataset's are messages"):
         assert session.add([{**row, "prompt": row["prompt"] + "x"} for row in rows]) == 0
-
-
-def test_174_files_are_read_as_datasets_reads_them(session, tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(in_lines(ROWS))
-    dataset = load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train", cache_dir=str(tmp_path))
-    assert session.add(dataset) == 1
-    check_one_group(session)

@@ -107,12 +107,10 @@ def edit(**columns):
     ("change", "words"),
     [
         (edit(masked=lambda plan: plan.masked.astype(int)), "plan.masked must stay an array of bool"),
-        (edit(kl=[True]), "plan.kl must stay an array of bool"),
         (edit(advantages=lambda plan: plan.advantages[:1]), "plan.advantages must stay an array of float64"),
         (edit(advantages=lambda plan: plan.advantages * np.nan), "give finite numbers"),
         (edit(advantages=lambda plan: plan.advantages + 1e12), "at most 1e\\+09"),
         (edit(source=lambda plan: plan.source[:, ::-1].copy()), "plan.entry and plan.source are read-only"),
-        (edit(entry=lambda plan: np.zeros_like(plan.entry)), "plan.entry and plan.source are read-only"),
         (lambda plan: plan.leave_empty(plan.unfilled), "plan.entry and plan.source are read-only"),
         (lambda plan: plan.entry.fill(0), "read-only"),
         (lambda plan: 3, "returned a value"),

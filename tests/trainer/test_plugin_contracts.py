@@ -36,40 +36,32 @@ class Counts:
     def __init__(self):
         self.batches = weakref.WeakKeyDictionary()
 
+    @staticmethod
+    def key(table):
+        return table
+
     @hookimpl
     def trl_replay_metrics(self, context):
-        self.batches[context.table] = self.batches.get(context.table, 0) + 1
-        return {"counts/batches": float(self.batches[context.table])}
+        key = self.key(context.table)
+        self.batches[key] = self.batches.get(key, 0) + 1
+        return {"counts/batches": float(self.batches[key])}
 
     @hookimpl
     def trl_replay_save(self, session, directory):
-        (directory / "counts.json").write_text(json.dumps(self.batches.get(session.buffer.table, 0)))
+        (directory / "counts.json").write_text(json.dumps(self.batches.get(self.key(session.buffer.table), 0)))
 
     @hookimpl
     def trl_replay_load(self, session, directory):
         if directory.is_dir():
-            self.batches[session.buffer.table] = json.loads((directory / "counts.json").read_text())
+            self.batches[self.key(session.buffer.table)] = json.loads((directory / "counts.json").read_text())
 
 
 class CountsForAll(Counts):
     """Tells no session from another."""
 
-    def __init__(self):
-        self.batches = dict.fromkeys([], 0)
-
-    @hookimpl
-    def trl_replay_metrics(self, context):
-        self.batches["all"] = self.batches.get("all", 0) + 1
-        return {}
-
-    @hookimpl
-    def trl_replay_save(self, session, directory):
-        (directory / "counts.json").write_text(json.dumps(self.batches.get("all", 0)))
-
-    @hookimpl
-    def trl_replay_load(self, session, directory):
-        if directory.is_dir():
-            self.batches["all"] = json.loads((directory / "counts.json").read_text())
+    @staticmethod
+    def key(table):
+        return Counts
 
 
 class Forgets(Counts):

@@ -122,7 +122,6 @@ def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path):
 @pytest.mark.parametrize(
     ("trainer", "settings", "words"),
     [
-        ({}, {}, "num_iterations=1: set num_iterations=2"),
         (
             {"num_iterations": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 1},
             {},
@@ -134,12 +133,6 @@ def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path):
             "use replay_mixer='whole'",
         ),
         ({"num_iterations": 2}, {"replay_buffer_size": 0, "replay_unfilled": "mask"}, "replay_buffer_size=0"),
-        ({"num_iterations": 2}, {"replay_kl": "fresh"}, "beta=0: set beta"),
-        (
-            {"num_iterations": 2, "beta": 0.1},
-            {"replay_kl": "all_wrong", "replay_unfilled": "mask"},
-            "use replay_unfilled='keep'",
-        ),
         (
             {"num_iterations": 2, "beta": 0.1},
             {"replay_kl": "all_wrong", "replay_refill": "new(rounds=2)"},

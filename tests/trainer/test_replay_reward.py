@@ -119,13 +119,6 @@ def test_a_group_that_the_function_does_not_score_is_judged_by_the_sum(tmp_path)
     assert "3 x a group was judged by the weighted sum" in run.session.explain()
 
 
-@pytest.mark.parametrize("name", ["acuracy", "reward"])
-def test_a_name_that_is_none_of_the_trainers_raises_and_lists_them(tmp_path, name):
-    trainer = make_trainer(tmp_path, functions([LIVE]))
-    with pytest.raises(ConfigurationError, match=f"replay_reward='{name}' names none .*'length', 'accuracy'"):
-        trl_replay.attach(trainer, replay_reward=name)
-
-
 def test_92_a_name_that_several_functions_share_raises_with_the_remedy(tmp_path):
     trainer = make_trainer(tmp_path, [Rewards([LIVE]), Rewards([DEAD])])
     with pytest.raises(ConfigurationError, match=r"names 2 of .*give each a `__name__` of its own"):
@@ -145,14 +138,6 @@ def test_resuming_keeps_what_counts(tmp_path):
     resumed = accurate(tmp_path, *SCRIPT, max_steps=6, resume=str(tmp_path / "checkpoint-4"))
     assert resumed.counters["dead"] > first.counters["dead"]
     assert resumed.table.row_reward.max() == 1.0
-
-
-def test_99_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_the_sum(tmp_path):
-    table = accurate(tmp_path, [NOT_SCORED, LIVE, NOT_SCORED], max_steps=3, replaced=0).table
-    scored = np.isfinite(table.row_rewards[..., table.counting]).all(axis=1)
-    assert 0 < scored.sum() < len(table)
-    assert table.reward_std[~scored] == pytest.approx(np.std(SPREAD, ddof=1))
-    assert table.score[~scored].min() > 0
 
 
 def test_100_a_function_of_negative_weight_can_not_count(tmp_path):

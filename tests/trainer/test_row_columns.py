@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from methods import INJECTED
 from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 
@@ -13,7 +12,6 @@ from trl_replay.errors import HookError
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, HALF])
-MIXED = {**INJECTED, "replay_mixer": "inject(rows=1)"}
 
 
 def test_row_columns_say_what_the_payload_holds(tmp_path):
@@ -154,14 +152,6 @@ def test_masks_are_exported_and_come_back(tmp_path):
     assert (table.items == (table.row_items * ~table.row_masked).sum(axis=1)).all()
 
 
-def test_a_mask_that_is_no_truth_value_is_refused(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
-    session = trl_replay.attach(trainer)
-    rows = [{"prompt": "1=", "completion": text, "reward": float(text == "a"), "masked": "false"} for text in "abcd"]
-    with pytest.raises(trl_replay.ReplayError, match=r"Row 0 .* has masked='false', which is neither true nor false"):
-        session.add(rows)
-
-
 PROMPTS = ("1=", "12=", "123+4=")
 
 
@@ -170,13 +160,6 @@ def unnamed():
     return [
         {"prompt": prompt, "completion": text, "reward": float(text == "a")} for prompt in PROMPTS for text in "abcd"
     ]
-
-
-def test_rows_of_a_file_with_one_reward_are_mixed_by_it(tmp_path):
-    run = train(tmp_path, [DEAD] * 3, file=unnamed(), max_steps=2, **MIXED)
-    assert run.table.row_reward.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 3
-    assert run.counters["rows"] == 3, "a success in each dead group of the second batch"
-    assert run.session.entry(0).rewards == {"scripted": [1.0, 0.0, 0.0, 0.0]}
 
 
 def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are_refused(tmp_path):

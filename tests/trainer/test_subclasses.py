@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import copy
-from collections.abc import Callable
 from importlib.resources import files
-from typing import Any
 
 import pictures
 import pytest
@@ -14,8 +11,9 @@ import torch
 from corrected import PROXIMAL
 from loss_by_hand import forward
 from releases import SAMPLES_IMAGE_TOKENS, shipping
-from replaying import Checked, Watch, build, check_batches, check_losses, loadable_model, replay
-from support import DEAD, HALF, LIVE, Rewards, Spy
+from replaying import Checked, Watch, build, check_batches, check_losses, replay
+from support import COLUMN, DEAD, HALF, LIVE, Rewards, Spy, scoring
+from users_losses import CASES
 
 import trl_replay
 from trl_replay.errors import ContractError, HookError, RefusedError
@@ -139,18 +137,6 @@ class AroundTheLoss(Spy):
         return AroundTheTap._compute_loss(self, model, inputs)
 
 
-class NeverReads(Spy):
-    """A trainer with a loss of its own, which takes the new log-probs for the old ones."""
-
-    def _compute_loss(self, model, inputs):
-        ids, mask = (
-            torch.cat([inputs["prompt_" + key], inputs["completion_" + key]], dim=1) for key in ("ids", "mask")
-        )
-        width = inputs["completion_ids"].size(1)
-        logps = self._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
-        return -((logps - logps.detach()).exp() * inputs["advantages"].unsqueeze(1)).mean()
-
-
 def check_refused(trainer, words, **settings):
     session = trl_replay.attach(trainer, **settings)
     with pytest.raises(trl_replay.SeamError, match=words):
@@ -161,11 +147,7 @@ def check_refused(trainer, words, **settings):
 
 @pytest.mark.parametrize(
     ("trainer_class", "words"),
-    [
-        (AroundTheTap, "never called _get_per_token_logps_and_entropies"),
-        (NeverReads, "did not use 'old_per_token_logps'"),
-        (AroundTheLoss, "goes around the seam"),
-    ],
+    [(AroundTheTap, "never called _get_per_token_logps_and_entropies"), (AroundTheLoss, "goes around the seam")],
 )
 def test_29_training_around_the_seam_is_an_error_before_anything_is_replayed(tmp_path, trainer_class, words):
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=trainer_class)
@@ -173,110 +155,33 @@ def test_29_training_around_the_seam_is_an_error_before_anything_is_replayed(tmp
     assert trainer.state.global_step == 0
 
 
-def test_125_a_loss_that_goes_around_the_seam_since_a_resume_is_an_error_before_the_optimizer_steps(tmp_path):
-    rewards = Rewards([LIVE, DEAD, DEAD])
-    first = make_trainer(tmp_path, rewards, max_steps=2, save_strategy="steps", save_steps=2)
-    trl_replay.attach(first)
-    first.train()
-    trainer = make_trainer(tmp_path, rewards, trainer_class=AroundTheLoss, max_steps=6)
-    trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert trainer.state.global_step == 2
-
-
-def test_125_a_loss_that_goes_around_the_seam_in_the_midst_of_training_is_an_error_before_the_optimizer_steps(
-    tmp_path,
-):
-    class Later(Spy):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            if self.state.global_step == 2:
-                return AroundTheTap._compute_loss(self, model, inputs)
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Later, max_steps=6)
-    trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
-        trainer.train()
-    assert trainer.state.global_step == 2
-
-
-def policy_term(trainer, model, batch):
-    """Half the loss again, with a clip of its own; without old log-probs by TRL's idiom, on-policy."""
-    ids, mask = (torch.cat([batch[f"prompt_{key}"], batch[f"completion_{key}"]], 1) for key in ("ids", "mask"))
-    logps = trainer._get_per_token_logps_and_entropies(model, ids, mask, batch["completion_ids"].size(1))[0]
-    old = batch.get("old_per_token_logps")
-    ratio = (logps - (logps.detach() if old is None else old)).exp().clamp(0.95, 1.05)
-    return -0.5 * (ratio * batch["advantages"].unsqueeze(1) * batch["completion_mask"]).mean()
-
-
-class TermInAHelper(Spy):
-    def _compute_loss(self, model, inputs):
-        return super()._compute_loss(model, inputs) + policy_term(self, model, inputs)
-
-
-class TermOfACopy(Spy):
-    def _compute_loss(self, model, inputs):
-        batch = {**inputs}
-        old = batch.get("old_per_token_logps")
-        return super()._compute_loss(model, inputs) + (0.0 if old is None else policy_term(self, model, batch))
-
-
-class TermAround(Spy):
+class Later(Spy):
     def compute_loss(self, model, inputs, *args, **kwargs):
-        old = inputs.get("old_per_token_logps")
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        return loss if old is None else loss + policy_term(self, model, inputs)
+        if self.state.global_step == 2:
+            return AroundTheTap._compute_loss(self, model, inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-class AsksWhetherThereIs(Spy):
-    def _compute_loss(self, model, inputs):
-        self.has_old = "old_per_token_logps" in inputs
-        return super()._compute_loss(model, inputs)
+def test_125_a_loss_that_goes_around_the_seam_later_or_since_a_resume_is_an_error_before_the_optimizer_steps(tmp_path):
+    for checkpoint in (None, str(tmp_path / "checkpoint-2")):
+        trainer = make_trainer(
+            tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Later, max_steps=6, save_strategy="steps",
+            save_steps=2,
+        )  # fmt: skip
+        trl_replay.attach(trainer)
+        with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        assert trainer.state.global_step == 2
 
 
-@pytest.mark.parametrize("trainer_class", [TermInAHelper, TermOfACopy, TermAround, AsksWhetherThereIs])
-def test_a_policy_term_around_the_loss_is_refused_where_replayed_rows_have_no_old_log_probs(tmp_path, trainer_class):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class, max_steps=4)
-    session = trl_replay.attach(trainer, replay_start=0)
-    with pytest.raises(trl_replay.SeamError, match="reads 'old_per_token_logps', which its batch does not have"):
-        trainer.train()
-    assert session.totals.counters["replaced"] > 0, "it is the first loss on replayed rows"
-    assert trainer.state.global_step == 1
+def test_a_loss_that_stands_in_compute_loss_is_refused_at_attach(tmp_path):
+    """As a published trainer has it. In _compute_loss, where it belongs, it is trained in test_users_losses.py."""
+    whole = CASES["whole_loss_that_of_its_own"](Spy)._compute_loss
     trainer = make_trainer(
-        tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class, max_steps=4, num_iterations=2, steps_per_generation=1
+        tmp_path, Rewards(*SCRIPT), trainer_class=type("WholeElsewhere", (Spy,), {"compute_loss": whole})
     )
-    trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert trainer.state.global_step == 4, "its batch has those of replayed rows"
-
-
-class WholeElsewhere(Spy):
-    """As a published trainer has it."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        ids, mask = (torch.cat([inputs[f"prompt_{key}"], inputs[f"completion_{key}"]], 1) for key in ("ids", "mask"))
-        width = inputs["completion_ids"].size(1)
-        logps = self._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
-        old = inputs.get("old_per_token_logps")
-        ratio = (logps - (logps.detach() if old is None else old)).exp()
-        return -(ratio * inputs["advantages"].unsqueeze(1) * inputs["completion_mask"]).mean()
-
-
-class Whole(Spy):
-    """The remedy that the refusal names."""
-
-    _compute_loss = WholeElsewhere.compute_loss
-
-
-def test_a_loss_that_stands_in_compute_loss_is_refused_at_attach_and_right_as_compute_loss_of_trls_name(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=WholeElsewhere, max_steps=4)
     with pytest.raises(ContractError, match=r"Name it _compute_loss\(self, model, inputs\)"):
         trl_replay.attach(trainer)
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Whole, max_steps=4)
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
 
 
 class Survives(Spy):
@@ -372,13 +277,7 @@ def test_trainers_that_go_around_the_tap_are_refused_by_name(made, name):
 @pytest.mark.parametrize("settings", [{}, {"replay_buffer_size": 0, "replay_unfilled": "mask"}])
 def test_a_batch_that_loses_its_row_ids_before_the_loss_is_refused_in_the_first_loss(tmp_path, settings):
     """Nothing is replayed yet: it was refused after an update, or without a buffer trained rows that are masked."""
-
-    class Rebuilds(Spy):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            rebuilt = {key: value for key, value in inputs.items() if not key.startswith("trl_replay")}
-            return super().compute_loss(model, rebuilt, *args, **kwargs)
-
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Rebuilds)
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=CASES["rebuilt_around_the_loss"](Spy))
     check_refused(trainer, "has lost 'trl_replay_rows'.* take this key along", **settings)
     assert trainer.state.global_step == 0
 
@@ -403,105 +302,13 @@ def test_a_group_whose_tokens_the_loss_cuts_off_is_refused_and_told(tmp_path):
     assert "a trainable token has no finite log-prob" in session.explain()
 
 
-COPIES = {
-    "stars": lambda inputs: {**inputs},
-    "dict": dict,
-    "method": lambda inputs: inputs.copy(),
-    "copy": copy.copy,
-    "or": lambda inputs: inputs | {"of": "mine"},
-    "keys": lambda inputs: {key: inputs[key] for key in inputs},
-    "deep": copy.deepcopy,
-}
-
-
-class Copying(Spy):
-    """A trainer that gives its loss a copy of the batch, with half of its advantages."""
-
-    copied: Callable[[Any], Any] = staticmethod(lambda inputs: inputs)
-
-    def _compute_loss(self, model, inputs):
-        inputs["advantages"] = inputs["advantages"] * 0.5
-        return super()._compute_loss(model, type(self).copied(inputs))
-
-
-class Changing(Spy):
-    """A trainer that gives its loss other advantages, or other reference log-probs, in a copy or in the batch."""
-
-    changed = "advantages"
-    in_a_copy = True
-
-    def _compute_loss(self, model, inputs):
-        given = dict(inputs) if self.in_a_copy else inputs
-        given[self.changed] = inputs[self.changed] * 0.5
-        return super()._compute_loss(model, given)
-
-
-class DeepChanging(Changing):
-    def _compute_loss(self, model, inputs):
-        return super(Changing, self)._compute_loss(model, halved(inputs))
-
-
-def halved(inputs):
-    """A deep copy, changed in place."""
-    mine = copy.deepcopy(inputs)
-    mine["advantages"] *= 0.5
-    return mine
-
-
-def trained_weights(folder, way):
-    """The model after updates in which old, sampling, and reference log-probs, and weights, count."""
-    copied = staticmethod(COPIES[way]) if way else Copying.copied
-    trainer = build(
-        folder, Rewards(*SCRIPT), trainer_class=type("OfThisWay", (Copying,), {"copied": copied}),
-        model=loadable_model(folder), beta=0.1, off_policy_mask_threshold=0.2, learning_rate=3e-2, max_steps=4,
-    )  # fmt: skip
-    session = trl_replay.attach(trainer, replay_correction="truncated", replay_unfilled="exclude", replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
-    return trainer.model.state_dict()
-
-
-@pytest.fixture(scope="module")
-def weights_without_copies(tmp_path_factory):
-    return trained_weights(tmp_path_factory.mktemp("direct"), "")
-
-
-@pytest.mark.parametrize("way", COPIES)
-def test_158_a_loss_that_is_given_a_copy_of_its_batch_trains_as_without(tmp_path, way, weights_without_copies):
-    for name, weights in trained_weights(tmp_path, way).items():
-        assert torch.equal(weights, weights_without_copies[name]), name
-
-
-@pytest.mark.parametrize(
-    ("base", "key"), [(Changing, "advantages"), (Changing, "ref_per_token_logps"), (DeepChanging, "advantages")]
-)
-def test_158_a_loss_that_is_given_other_values_in_a_copy_trains_as_with_them_in_the_batch(tmp_path, base, key):
-    """A correction's weights, and the bounds of the KL term, are not lost there."""
-    weights = []
-    for trainer_class, in_a_copy in ((base, True), (Changing, False)):
-        trainer = build(
-            tmp_path, Rewards(*SCRIPT), model=loadable_model(tmp_path), beta=0.1, max_steps=4, learning_rate=3e-2,
-            trainer_class=type("Of", (trainer_class,), {"changed": key, "in_a_copy": in_a_copy}),
-        )  # fmt: skip
-        session = trl_replay.attach(trainer, replay_correction="truncated", replay_start=0)
-        trainer.train()
-        assert session.totals.counters["replaced"] > 0
-        weights.append(trainer.model.state_dict())
-    for name in weights[0]:
-        assert torch.equal(weights[0][name], weights[1][name]), name
-
-
-class FewerRows(Spy):
-    """A trainer that drops the first group after it was scored."""
-
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        return {key: value[4:] if value.dim() else value for key, value in batch.items()}
+def without_the_first_group(batch):
+    return {key: value[4:] if value.dim() else value for key, value in batch.items()}
 
 
 def test_a_trainer_that_drops_rows_after_scoring_is_refused(made):
     """Drops the knowledge of which rewards belong to which rows."""
-    check_refused(made(FewerRows), "inputs for 12 rows, and its batch holds 8")
+    check_refused(made(scoring(without_the_first_group)), "inputs for 12 rows, and its batch holds 8")
 
 
 class PerToken(Checked):
@@ -541,16 +348,7 @@ def test_a_loss_with_an_advantage_for_each_token_is_weighted_right(tmp_path, eac
     assert width in shapes
 
 
-class Column(Spy):
-    """A trainer whose batches have one advantage a row, in a column."""
-
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        batch["advantages"] = batch["advantages"].unsqueeze(1)
-        return batch
-
-
-@pytest.mark.parametrize("trainer_class", [Spy, Column])
+@pytest.mark.parametrize("trainer_class", [Spy, COLUMN])
 def test_150_a_correction_sees_the_advantages_that_are_trained_on(tmp_path, plug, trainer_class):
     """A stored success among fresh failures has the advantage of the mixed group, not the one that it was stored with;
     `imitation` gives it the weight c over that."""
@@ -684,19 +482,16 @@ def test_40_rewards_that_explain_a_batch_alike_but_are_not_the_same_are_refused(
     assert len(check_refused(trainer, "match 2 of the results").buffer) == 0
 
 
-class LiveTokens(Spy):
+def with_live_tokens(batch):
     """Leaves the tokens of dead groups out of the batch's token count."""
-
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        live = batch["advantages"].view(-1, 4).ne(0).any(1).repeat_interleave(4)
-        counted = (batch["completion_mask"] * live[:, None]).sum()
-        return {**batch, "num_items_in_batch": counted.to(batch["num_items_in_batch"])}
+    live = batch["advantages"].view(-1, 4).ne(0).any(1).repeat_interleave(4)
+    counted = (batch["completion_mask"] * live[:, None]).sum()
+    return {**batch, "num_items_in_batch": counted.to(batch["num_items_in_batch"])}
 
 
 def test_188_a_token_count_by_another_rule_is_refused_where_the_loss_divides_by_it(made):
     """Replay would add a difference of tokens to what counts something else: 3 stood for 24."""
-    trainer = made(LiveTokens, loss_type="dapo")
+    trainer = made(scoring(with_live_tokens), loss_type="dapo")
     trl_replay.attach(trainer, replay_start=0)
     with pytest.raises(trl_replay.SeamError, match="num_items_in_batch of the scored batch is"):
         trainer.train()
@@ -704,7 +499,7 @@ def test_188_a_token_count_by_another_rule_is_refused_where_the_loss_divides_by_
 
 
 def test_188_a_token_count_by_another_rule_is_none_of_replays_where_the_loss_goes_by_rows(made):
-    trainer = made(LiveTokens, loss_type="grpo")
+    trainer = made(scoring(with_live_tokens), loss_type="grpo")
     session = trl_replay.attach(trainer, replay_start=0)
     trainer.train()
     assert session.totals.counters["replaced"] > 0

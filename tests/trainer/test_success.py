@@ -113,11 +113,6 @@ def test_without_a_setting_that_needs_a_success_grades_are_no_matter(tmp_path):
     assert "replay_pass_reward=1, if the best so far is one" in told
 
 
-def test_a_value_that_is_given_holds_for_grades_too(tmp_path):
-    run = successes(tmp_path, [GRADES, RIGHT, WRONG], replaced=None, replay_pass_reward=0.5, max_steps=3)
-    assert judged(run) == [pytest.approx(1 / 3)] * 2
-
-
 def test_a_curriculum_passes_over_nothing_while_it_is_not_known_what_is_solved(tmp_path):
     with pytest.warns(UserWarning, match="the plugin 'skip_solved' can't act"):
         run = train(tmp_path, [RIGHT, RIGHT, GRADES], replay_plugins=["skip_solved"])

@@ -18,8 +18,8 @@ from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 from tools import tool_tokenizer
 
 import trl_replay
-from trl_replay.errors import MismatchError, RefusedError
-from trl_replay.testing import make_model, make_trainer
+from trl_replay.errors import MismatchError
+from trl_replay.testing import make_model
 
 ONE_PROMPT = [{"prompt": "1=", "label": label} for label in "abcd"]
 """Four tasks with one prompt. A batch has three groups."""
@@ -123,16 +123,6 @@ def test_other_task_columns_do_not_resume(tmp_path):
             follow(build(tmp_path, ONE_PROMPT), str(tmp_path / "checkpoint-2"), replay_task_columns=columns)
 
 
-def test_what_tells_nothing_apart_changes_nothing(tmp_path):
-    def trained(**replay):
-        trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=6)
-        session = trl_replay.attach(trainer, replay_start=0, **replay)
-        trainer.train()
-        return weights_hash(trainer), session.buffer.table.uses.tolist(), session.buffer.table.tasks
-
-    assert trained() == trained(replay_task_columns=[])
-
-
 # what is told
 
 
@@ -142,11 +132,6 @@ def test_one_line_tells_what_splits_a_prompt(tmp_path):
     with pytest.warns(UserWarning, match=r"same prompt differ in 'label'.*set replay_task_columns") as told:
         follow(trainer)
     assert sum("the same prompt" in str(each.message) for each in told) == 1
-
-
-def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path):
-    with pytest.raises(RefusedError, match=r"replay_task_columns=\['labl'\].*it has 'prompt', 'label'"):
-        trl_replay.attach(build(tmp_path, ONE_PROMPT), replay_task_columns=["labl"])
 
 
 def test_columns_that_a_streams_rows_do_not_have_are_refused(tmp_path):
@@ -243,32 +228,19 @@ def test_a_task_id_without_content_is_refused(tmp_path):
 
 
 NESTED = [{"prompt": "1=", "label": label, "tests": [{"in": label, "out": 0.5}], "score": 2} for label in "abcd"]
-DIFFER = pytest.mark.filterwarnings("ignore:Rows of the dataset with the same prompt differ")
 
 
-def exported(tmp_path):
-    """A file of groups of all four tasks."""
-    trainer = build(tmp_path / "first", NESTED, Rewards([LIVE, HALF, LIVE]), max_steps=4)
-    session, _ = follow(trainer, replay_dry_run=True)
-    return session.export(tmp_path / "groups.parquet")
-
-
-def taken(tmp_path, source, rows=NESTED):
-    """A trainer without live groups of its own, and its session with what it makes of a file."""
-    trainer = build(tmp_path / "second", rows, Rewards([DEAD, DEAD, DEAD]), max_steps=5)
-    session = trl_replay.attach(trainer, **INJECTED)
-    session.add(source)
-    return trainer, session
-
-
-@DIFFER
+@pytest.mark.filterwarnings("ignore:Rows of the dataset with the same prompt differ")
 @pytest.mark.parametrize("read", ["parquet", "rows", "jsonl"])
 def test_66_and_151_groups_of_an_export_meet_their_own_task_alone(tmp_path, read):
-    path = exported(tmp_path)
+    first = build(tmp_path / "first", NESTED, Rewards([LIVE, HALF, LIVE]), max_steps=4)
+    path = follow(first, replay_dry_run=True)[0].export(tmp_path / "groups.parquet")
     rows = pyarrow.parquet.read_table(path).to_pylist()
     lines = tmp_path / "groups.jsonl"
     lines.write_text("\n".join(map(json.dumps, rows)))
-    trainer, session = taken(tmp_path, {"parquet": path, "rows": rows, "jsonl": lines}[read])
+    trainer = build(tmp_path / "second", NESTED, Rewards([DEAD, DEAD, DEAD]), max_steps=5)
+    session = trl_replay.attach(trainer, **INJECTED)
+    session.add({"parquet": path, "rows": rows, "jsonl": lines}[read])
     assert sorted(session.buffer.table.prompt.tolist()) == sorted(row["trl_replay_task"] for row in rows[::4])
     keys = {session.components.tasks.key(row): row["label"] for row in NESTED}
     tasks = zip(session.buffer.table.serial.tolist(), session.buffer.table.prompt.tolist(), strict=True)
@@ -276,30 +248,6 @@ def test_66_and_151_groups_of_an_export_meet_their_own_task_alone(tmp_path, read
     trainer.train()
     assert len(followed.pairs) > 3
     assert crossed(followed) == []
-
-
-@DIFFER
-def test_a_foreign_file_that_does_not_say_which_task_is_refused_and_counted(tmp_path):
-    rows = [*NESTED, {**NESTED[0], "prompt": "2="}]
-    foreign = [
-        {"prompt": prompt, "completion": "12", "reward": float(n < 1)} for prompt in ("1=", "2=") for n in range(4)
-    ]
-    _, session = taken(tmp_path, foreign, rows)
-    (of_one,) = session.buffer.table.prompt.tolist()
-    assert of_one == session.components.tasks.key(rows[-1]), "the dataset has one task with its prompt"
-    (reason,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
-    assert "several rows of the dataset have its prompt: add the columns" in reason
-    assert session.totals.reasons[reason] == 4
-
-
-@DIFFER
-def test_rows_of_a_foreign_file_that_name_the_task_are_grouped_by_it(tmp_path):
-    foreign = [
-        {**row, "completion": f"{number}", "reward": float(number == 0)} for number in range(4) for row in ONE_PROMPT
-    ]
-    _, session = taken(tmp_path, foreign, ONE_PROMPT)
-    keys = [session.components.tasks.key(row) for row in ONE_PROMPT]
-    assert session.buffer.table.prompt.tolist() == keys
 
 
 def test_groups_that_are_added_before_training_are_of_the_tasks_that_it_trains_on(tmp_path):

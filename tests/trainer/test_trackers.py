@@ -3,13 +3,11 @@ callbacks."""
 
 import json
 import sys
-import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, weights_hash
 from transformers.integrations import WandbCallback
 from trl.extras import profiling
@@ -90,10 +88,15 @@ def trackers(monkeypatch):
     return all_told
 
 
+def tracked(folder, report_to=TRACKERS, steps=1):
+    """A trainer that reports to these, attached."""
+    trainer = make_trainer(folder, Rewards(*SCRIPT), max_steps=steps, report_to=list(report_to))
+    return trainer, trl_replay.attach(trainer, **SETTINGS)
+
+
 @pytest.mark.parametrize("name", TRACKERS)
 def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(name, trackers, tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=name)
-    session = trl_replay.attach(trainer, **SETTINGS)
+    trainer, session = tracked(tmp_path, [name])
     assert not ours(trackers[name])
     trainer.train()
     told = trackers[name]
@@ -104,17 +107,10 @@ def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(name, t
     assert not any(ours(other) for each, other in trackers.items() if each != name)
 
 
-def test_the_settings_of_a_preset_are_told(trackers, tmp_path):
-    train(tmp_path, *SCRIPT, replaced=0, max_steps=1, report_to="wandb", replay_preset="freshness/reward_half_life")
-    assert trackers["wandb"]["replay_sampler"].startswith("freshness/half_life(half_life=346.57")
-    assert trackers["wandb"]["replay_buffer_size"] == 512
-
-
 def test_training_with_trackers_is_that_without(trackers, tmp_path):
     hashes = []
-    for report_to in ("none", list(TRACKERS)):
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3, report_to=report_to)
-        trl_replay.attach(trainer, **SETTINGS)
+    for report_to in (["none"], TRACKERS):
+        trainer, _ = tracked(tmp_path, report_to, 3)
         trainer.train()
         hashes.append(weights_hash(trainer))
     assert hashes[0] == hashes[1]
@@ -124,8 +120,7 @@ def test_training_with_trackers_is_that_without(trackers, tmp_path):
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(name, trackers, tmp_path):
     trackers[name].refuses = True
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=list(TRACKERS))
-    session = trl_replay.attach(trainer, **SETTINGS)
+    trainer, session = tracked(tmp_path, steps=2)
     with pytest.warns(UserWarning, match=f"{CALLBACKS[name]}'s tracker: ValueError: a run has no room"):
         train_twice(trainer)
     assert session.totals.batches == 4
@@ -135,21 +130,22 @@ def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(name, trackers
 
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("name", TRACKERS)
-def test_an_alarm_goes_to_trackers_that_alert_once(name, refuses, trackers, tmp_path):
-    def silent(completions, **_):
-        return [0.0] * len(completions)
-
+def test_an_alarm_goes_to_trackers_that_alert_once(name, refuses, trackers, tmp_path, recwarn):
     def varied(completions, **_):
         return [float(len(set(text))) for text in completions]
 
-    trainer = make_trainer(tmp_path, [silent, varied], max_steps=40, learning_rate=1e-5, report_to=list(TRACKERS))
+    trainer = make_trainer(
+        tmp_path,
+        [Rewards([DEAD] * 3, name="silent"), varied],
+        max_steps=40,
+        learning_rate=1e-5,
+        report_to=list(TRACKERS),
+    )
     trl_replay.attach(trainer)
     trackers[name].refuses = refuses
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train_twice(trainer)
+    train_twice(trainer)
     assert trackers[name].alerts == ["replay: never_paid"]
-    told = [str(one.message) for one in caught if "An alarm did not reach" in str(one.message)]
+    told = [str(one.message) for one in recwarn if "An alarm did not reach" in str(one.message)]
     assert (
         told
         == [f"An alarm did not reach {CALLBACKS[name]}'s tracker: ValueError: a run has no room for this"] * refuses
@@ -162,20 +158,12 @@ def train_twice(trainer):
 
 
 def test_every_train_tells_its_run_and_after_detach_none_is_told(trackers, tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to="wandb")
-    with trl_replay.attached(trainer, **SETTINGS):
-        train_twice(trainer)
+    trainer, _ = tracked(tmp_path, ["wandb"], 2)
+    train_twice(trainer)
+    trl_replay.detach(trainer)
     assert trackers["wandb"].times == 2
     trainer.train()
     assert trackers["wandb"].times == 2
-
-
-def test_a_tracker_that_comes_after_attach_is_told(trackers, tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1)
-    trl_replay.attach(trainer, **SETTINGS)
-    trainer.add_callback(WandbCallback())
-    trainer.train()
-    assert trackers["wandb"]["replay_buffer_size"] == 7
 
 
 def test_a_tracker_without_a_run_is_left_alone(trackers, tmp_path):
@@ -186,16 +174,14 @@ def test_a_tracker_without_a_run_is_left_alone(trackers, tmp_path):
         def on_log(self, *args, **kwargs):
             pass
 
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1)
-    trl_replay.attach(trainer, **SETTINGS)
+    trainer, _ = tracked(tmp_path, ["none"])
     trainer.add_callback(Offline())
     trainer.train()
     assert not trackers["wandb"]
 
 
 def test_only_the_main_process_tells(trackers, tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1, report_to=list(TRACKERS))
-    trl_replay.attach(trainer, **SETTINGS)
+    trainer, _ = tracked(tmp_path)
     monkeypatch.setattr(type(trainer), "is_world_process_zero", lambda self: False)
     trainer.train()
     assert not any(trackers.values())

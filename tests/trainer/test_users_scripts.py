@@ -1,4 +1,7 @@
-"""Scripts in the forms that users write: replay acts in each, or `explain()` says why not, and what to set."""
+"""Scripts in the forms that users write: replay acts in each.
+
+Those with environments are in test_environments.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from functools import partial, update_wrapper
 import pytest
 import yaml
 from datasets import Dataset
-from episodes import OWN_REWARDS, build
 from tools import tool_tokenizer
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
@@ -18,7 +20,6 @@ from trl_replay import ReplayConfig
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 STEPS = 16
-Texts = list[str]
 
 
 def correctness(completions, **_):
@@ -49,11 +50,6 @@ GIST = [correctness, whole_number, strict_format, soft_format, count_marks]
 def gist(folder):
     """GSM8K: five functions, summed."""
     return make_trainer(folder, GIST, max_steps=STEPS)
-
-
-def spread(folder):
-    """One function whose value is ever another."""
-    return make_trainer(folder, count_marks, max_steps=STEPS)
 
 
 def notebook(folder):
@@ -141,19 +137,8 @@ class Scoring(GRPOTrainer):
         return super()._calculate_rewards(*given, **named) + 1.0
 
 
-class Losing(GRPOTrainer):
-    """Overrides the loss, to scale it."""
-
-    def compute_loss(self, *given, **named):
-        return 0.5 * super().compute_loss(*given, **named)
-
-
-def subclass(trainer_class, folder):
-    return make_trainer(folder, correctness, trainer_class=trainer_class, max_steps=STEPS)
-
-
-def rollouts(form, folder):
-    return build(folder, form, trainer_class=GRPOTrainer, max_steps=STEPS // 2)
+def subclass(folder):
+    return make_trainer(folder, correctness, trainer_class=Scoring, max_steps=STEPS)
 
 
 ACTS = {
@@ -161,16 +146,11 @@ ACTS = {
     "five functions, near-ties": (gist, {"replay_selector": "low_std(threshold=0.2)", "replay_record": "forward"}),
     "messages": (notebook, {}),
     "a recipe of three dataclasses": (recipe, {}),
-    "a subclass that scores": (partial(subclass, Scoring), {}),
-    "a subclass that has a loss": (partial(subclass, Losing), {}),
-    "an environment with rewards of its own": (partial(rollouts, "reward and data of its own"), {}),
-    "an agent with a tool": (partial(rollouts, "several turns with a tool"), {}),
-    "a rollout function": (partial(rollouts, "rollout_func with masks"), {}),
+    "a subclass that scores": (subclass, {}),
 }
-OWN = ("an environment with rewards of its own", "an agent with a tool")
 
 
-@pytest.mark.parametrize("form", [pytest.param(form, marks=OWN_REWARDS if form in OWN else ()) for form in ACTS])
+@pytest.mark.parametrize("form", ACTS)
 def test_replay_acts(tmp_path, form):
     make, settings = ACTS[form]
     made = make(tmp_path)
@@ -178,17 +158,3 @@ def test_replay_acts(tmp_path, form):
     session = trl_replay.attach(trainer, config, **{"replay_start": 2, **settings})
     trainer.train()
     assert session.totals.counters["replaced"] > 0, session.explain()
-
-
-SAYS = {"five functions": (gist, "replay_reward"), "one that never ties": (spread, "leave it out here")}
-
-
-@pytest.mark.parametrize("form", SAYS)
-def test_where_nothing_is_replaced_it_is_said_what_to_set(tmp_path, form):
-    make, remedy = SAYS[form]
-    trainer = make(tmp_path)
-    trainer.args.max_steps = 24  # fewer are too few to tell
-    session = trl_replay.attach(trainer, replay_start=2)
-    trainer.train()
-    assert session.totals.counters["replaced"] == 0
-    assert remedy in session.explain()

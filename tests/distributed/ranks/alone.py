@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from one_rank import own
 from scripted import build
-from support import At, Spy
+from support import Act, Spy
 
 import trl_replay
 from trl_replay import compat
@@ -119,7 +119,7 @@ class Case:
     def at(self, update, act, ranks=(0,)):
         """On these ranks, `act` is called after an update."""
         if RANK in ranks:
-            callback = At(update, act)
+            callback = Act({update: act})
             self.callbacks.append(callback)
             self.trainer.add_callback(callback)
         return self
