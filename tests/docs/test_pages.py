@@ -15,7 +15,7 @@ from teacher import TEACHER
 import trl_replay
 from trl_replay.cli.commands import COMMANDS, RUN, main, parser
 from trl_replay.data.types import FIELDS
-from trl_replay.strategies.corrections import ON_LONG_ANSWERS
+from trl_replay.setup.preflight import ON_LONG_ANSWERS
 from trl_replay.testing import make_trainer
 
 ROOT = Path(__file__).parents[2]

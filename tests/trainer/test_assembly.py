@@ -74,9 +74,9 @@ def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path):
         train(tmp_path, *SCRIPT, hooks=draws, replay_correction="per", replay_sampler="uniform")
 
 
-@pytest.mark.parametrize(("tokens", "told"), [(128, 1), (127, 0)])
-def test_the_preset_tells_of_long_answers_from_the_length_that_was_measured(tmp_path, recwarn, tokens, told):
-    settings = {"beta": 0.1, "num_iterations": 2, "max_completion_length": tokens}
+@pytest.mark.parametrize(("tokens", "updates", "told"), [(64, 2, 1), (63, 2, 0), (64, 4, 0)])
+def test_the_preset_tells_of_long_answers_from_the_length_that_was_measured(tmp_path, recwarn, tokens, updates, told):
+    settings = {"beta": 0.1, "num_iterations": updates, "max_completion_length": tokens}
     trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), **settings)
     trl_replay.attach(trainer, replay_preset="sample_efficient")
-    assert sum("topr(level='token')" in str(each.message) for each in recwarn) == told
+    assert sum("set num_iterations=4" in str(each.message) for each in recwarn) == told

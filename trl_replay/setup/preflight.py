@@ -15,11 +15,16 @@ from ..base.files import counted, format_bytes
 from ..buffer.replay_buffer import slots_within
 from ..errors import RefusedError
 from ..loss.supply import Noise
-from ..strategies.corrections import LONG_ANSWER, ON_LONG_ANSWERS
 from ..strategies.policies import ALWAYS_SHARE
 from ..strategies.scopes import Scope
 from .settings import Components, Settings
 
+LONG_ANSWER, UPDATES = 64, 4
+"""Tokens from which on the preset was measured to gain with so many updates a batch alone."""
+ON_LONG_ANSWERS = (
+    f"On answers of {LONG_ANSWER} tokens or more, set num_iterations={UPDATES}: with two updates a batch, the preset "
+    "gained nothing there."
+)
 PROMPT, TOKENS, PADDING = 4, 64, 3
 """Of the made-up row; pad tokens before it."""
 RISES = 3.0
@@ -351,14 +356,9 @@ def misgivings(trainer: Any, settings: Settings, components: Components, trial: 
     yield from _useless(trainer, settings, components)
     if settings.config.replay_preset == "second_run":
         yield from _generates_again(trainer, settings)
-    by_product = (settings.label("correction"), trainer.importance_sampling_level) == ("topr", "token")
-    if (
-        settings.config.replay_preset == "sample_efficient"
-        and by_product
-        and settings.strategies["correction"].arguments.get("level", "sequence") != "token"
-        and (trainer.max_completion_length or 0) >= LONG_ANSWER
-    ):
-        yield f"replay_preset='sample_efficient' sets replay_correction='topr'. {ON_LONG_ANSWERS}"
+    few = trainer.num_iterations < UPDATES and (trainer.max_completion_length or 0) >= LONG_ANSWER
+    if settings.config.replay_preset == "sample_efficient" and few:
+        yield f"replay_preset='sample_efficient' has num_iterations={trainer.num_iterations}. {ON_LONG_ANSWERS}"
     if (
         components.forwards_to_record
         and settings.config.replay_record == "auto"

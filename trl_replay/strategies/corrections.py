@@ -29,12 +29,6 @@ if TYPE_CHECKING:
 
 SMALLEST_GAIN = 1e-4
 """Smallest advantage that a weight undoes: below it, a weight would not fit into every type."""
-LONG_ANSWER = 128
-"""Tokens from which on `topr` was measured to end lower than with each token's own ratio."""
-ON_LONG_ANSWERS = (
-    f"On answers of {LONG_ANSWER} tokens or more, set replay_correction=\"topr(level='token')\": topr weighs stored "
-    "failures by products of ratios, which vanish."
-)
 LARGEST_WEIGHT = 1e6
 """Largest argument of a correction; larger numbers do not fit into every type that weights are computed in."""
 
