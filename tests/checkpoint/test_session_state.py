@@ -267,12 +267,6 @@ def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_and_leaves_the_b
     assert len(session.buffer) == 0, "nothing half-restored is trained on, should it be called again"
 
 
-def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path, checkpoint, plug):
-    plug(Remembering(1), "new")
-    with pytest.raises(CheckpointError, match=r"checkpoint-6.*Plugin 'new'.*FileNotFoundError"):
-        resume(tmp_path, checkpoint, replay_plugins=["new"])
-
-
 def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path, checkpoint):
     scores = sorted(load_file(checkpoint / "trl_replay" / "rank-00000" / "table.safetensors")["score"])
     found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")

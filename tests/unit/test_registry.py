@@ -12,7 +12,6 @@ import trl_replay
 from trl_replay import ConfigurationError, EvictorSpec, PluginError, SamplerSpec, hookimpl
 from trl_replay.errors import UnknownNameError
 from trl_replay.registry import BUILTIN, Registry
-from trl_replay.setup.config import ReplayConfig
 from trl_replay.strategies import Builtin
 from trl_replay.testing import make_context, make_table
 
@@ -236,16 +235,6 @@ def test_139_a_wrapper_of_a_hook_that_is_called_on_each_plugin_alone_is_refused(
     assert "remove wrapper=True" in told
 
 
-def test_an_entry_point_that_names_a_class_is_kept_as_failure(registry, install):
-    code = (
-        "from trl_replay import hookimpl\n"
-        "class Plugin:\n    @hookimpl\n    def trl_replay_strategies(self):\n        return []\n"
-    )
-    install("replay-class", "class", code, attribute=":Plugin")
-    with pytest.warns(RuntimeWarning, match="register an instance"):
-        registry.discover()
-
-
 # names
 
 
@@ -308,12 +297,6 @@ def test_a_built_in_name_can_not_be_shadowed(registry):
     assert registry.resolve("evictor", "one/heap").factory() == "impostor"
 
 
-def test_one_name_may_stand_for_strategies_of_two_kinds(registry):
-    specs = (EvictorSpec("age", lambda: "evictor", ""), SamplerSpec("age", lambda: "sampler", ""))
-    registry.add(offers(*specs), "one")
-    assert [registry.resolve(kind, "age").factory() for kind in ("evictor", "sampler")] == ["evictor", "sampler"]
-
-
 REFERENCES = """
 def plain(table, context):
     return table.uses
@@ -369,21 +352,6 @@ def test_an_object_is_taken_as_it_is_and_takes_no_arguments(registry):
     assert resolved.label.endswith("mine")
     with pytest.raises(ConfigurationError, match=r"replay_evictor=.*power=2\)' can't be used: .* no arguments"):
         registry.resolve("evictor", mine, {"power": 2})
-
-
-def test_registering_for_the_process_and_taking_back():
-    trl_replay.register(offers(EvictorSpec("passing", lambda: "made", "")), "passing_plugin")
-    process = trl_replay.registry.registry()
-    assert process.resolve("evictor", "passing").factory() == "made"
-    trl_replay.unregister("passing_plugin")
-    with pytest.raises(UnknownNameError):
-        process.resolve("evictor", "passing")
-
-
-def test_every_default_of_the_configuration_is_a_built_in(registry):
-    config = ReplayConfig()
-    for kind in ("scorer", "evictor", "sampler", "selector", "mixer", "correction"):
-        assert registry.resolve(kind, getattr(config, f"replay_{kind}")).plugin.name == BUILTIN
 
 
 # the package
