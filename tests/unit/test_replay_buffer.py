@@ -92,6 +92,32 @@ def test_188_a_reward_that_no_gradient_bears_is_refused():
     assert next(iter(tally.reasons)).startswith("a group was refused: its reward is larger than 1e+09")
 
 
+def test_rows_that_failed_are_masked_and_count_nowhere():
+    buffer = buffer_of()
+    buffer.extend(make_groups([LIVE]))
+    groups = replace(make_groups([LIVE]), rewards=np.array([[[1.0], [np.nan], [0.0], [0.0]]]))
+    buffer.extend(groups)
+    assert buffer.table.row_masked.tolist() == [[False] * 4, [False, True, False, False]]
+    assert (4 * buffer.table.items == [3 * 4 * 5 + 4 * 5, 3 * 4 * 5]).all()
+
+
+def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted():
+    buffer, tally = buffer_of(capacity=2), Tally()
+    assert buffer.extend(make_groups([LIVE] * 3), tally=tally) == {1, 2}
+    assert (tally.stored, tally.evicted) == (2, 0)
+    assert drawn(buffer, tally=tally) == []
+    assert tally.reasons == {
+        "the buffer was full, and the evictor fifo ranked a new group lowest": 1,
+        "the buffer held fewer eligible groups than slots (held back: too new)": 1,
+    }
+    buffer.clock.update = 1
+    found = buffer.sample(make_groups([DEAD]))
+    assert found is not None
+    assert found.table.serial[found.rows].tolist() == [[2]]
+    buffer.count_uses(found.eligible[found.rows.ravel()], tally)
+    assert buffer.table.uses[buffer.table.serial == 2] == buffer.policy.limiter.drawn == tally.entries == 1
+
+
 def test_the_limits_include_their_value_and_are_named():
     buffer = buffer_of(max_age=4, max_uses=3)
     buffer.extend(replace(make_groups([LIVE] * 4), update=np.array([0, 6, 7, 7])))
@@ -117,6 +143,15 @@ def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit()
     tally = Tally()
     assert drawn(buffer, keys=keysets[1], tally=tally) == [1]
     assert "has images, the batch none, lacks a tensor" in next(iter(tally.reasons))
+
+
+def test_a_buffer_goes_on_where_its_state_was_saved():
+    first, second = (ReplayBuffer(4, Policy.of(sampler="uniform"), size=4, seed=seed) for seed in (0, 1))
+    first.extend(make_groups([LIVE] * 6))
+    first.clock.update = 3
+    second.load_state_dict(first.state_dict())
+    assert second.take_serials(1) == range(6, 7)
+    assert [drawn(first, 2) for _ in range(5)] == [drawn(second, 2) for _ in range(5)]
 
 
 def test_rules_without_a_trainer_have_the_strategies_of_the_defaults():
