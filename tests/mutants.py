@@ -42,7 +42,7 @@ BROAD = "trainer/test_any_settings.py"
 """What runs for every module, after the files that are named after it."""
 ALSO = {
     "batch/compose.py": ("unit/test_groups_as_tensors.py", "unit/test_candidates.py"),
-    "generation/prompts.py": ("unit/test_generation_reports.py",),
+    "generation/prompts.py": ("trainer/test_generation_prompts.py", "distributed/test_generation_ranks.py"),
     "generation/rounds.py": ("trainer/test_generation_rounds.py", "trainer/test_dead_groups.py"),
     "strategies/policies.py": (
         "unit/test_evictors.py",
@@ -51,7 +51,7 @@ ALSO = {
         "unit/test_mixers.py",
     ),
     "strategies/treatments.py": ("trainer/test_plan_hook.py",),
-    "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
+    "data/plan.py": ("trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": (
         "trainer/test_step_decisions.py",
         "trainer/test_silent_rows.py",
@@ -64,7 +64,6 @@ ALSO = {
         "unit/test_groups_as_tensors.py",
         "distributed/test_mixing_ranks.py",
         "trainer/test_buffer_limits.py",
-        "unit/test_mixing.py",
         "trainer/test_generation_rounds.py",
         "distributed/test_generation_ranks.py",
     ),

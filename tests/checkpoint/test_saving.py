@@ -56,13 +56,6 @@ def test_a_hook_that_fails_while_saving_is_named(tmp_path, plug):
     assert trl_replay.last_complete_checkpoint(tmp_path) is None
 
 
-def test_a_checkpoint_without_a_buffer_warns_and_starts_with_an_empty_one(tmp_path, copied):
-    shutil.rmtree(copied / "trl_replay")
-    with pytest.warns(UserWarning, match="checkpoint-6 holds no replay buffer: training resumes with an empty one"):
-        session = resume(tmp_path, copied)
-    assert session.update == 2
-
-
 def test_with_replay_off_a_checkpoint_with_a_buffer_is_stocks(tmp_path, checkpoint):
     trainer = build(tmp_path, max_steps=8)
     session = trl_replay.attach(trainer, use_replay=False)

@@ -267,12 +267,6 @@ def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_and_leaves_the_b
     assert len(session.buffer) == 0, "nothing half-restored is trained on, should it be called again"
 
 
-def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path, checkpoint, plug):
-    plug(Remembering(1), "new")
-    with pytest.raises(CheckpointError, match=r"checkpoint-6.*Plugin 'new'.*FileNotFoundError"):
-        resume(tmp_path, checkpoint, replay_plugins=["new"])
-
-
 def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path, checkpoint):
     scores = sorted(load_file(checkpoint / "trl_replay" / "rank-00000" / "table.safetensors")["score"])
     found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")
@@ -409,6 +403,18 @@ def test_log_probs_that_were_saved_in_bfloat16_are_replayed_as_they_are(tmp_path
 
 ROWS = tuple({"prompt": prompt, "label": prompt[0]} for prompt in ("1=", "12=", "123+4="))
 GROUP = (("1", 1.0), ("2", 0.0), ("3", 0.0), ("4", 0.0))
+ALIVE = Rewards([LIVE, LIVE, LIVE])
+
+
+def run_of(folder, updates, with_replay=True):
+    """A checkpoint of a run of so many updates on all rows."""
+    trainer = trainer_of(folder, ALIVE, ROWS, max_steps=updates, save_strategy="steps", save_steps=updates)
+    if with_replay:
+        trl_replay.attach(trainer)
+    trainer.train()
+    return last(folder)
+
+
 CHANGED = {
     "as it was": ROWS,
     "a row is gone": ROWS[1:],
@@ -418,16 +424,13 @@ CHANGED = {
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_188_groups_whose_row_is_no_longer_in_the_dataset_leave_when_training_resumes(tmp_path, change):
-    live = Rewards([LIVE, LIVE, LIVE])
-    saved = trainer_of(tmp_path, live, ROWS, max_steps=4, save_strategy="steps", save_steps=4)
-    trl_replay.attach(saved, replay_scorer="constant")
-    saved.train()
-    trainer = trainer_of(tmp_path, live, CHANGED[change], max_steps=4)
-    session = trl_replay.attach(trainer, replay_scorer="constant")
+    checkpoint = run_of(tmp_path, 4)
+    trainer = trainer_of(tmp_path, ALIVE, CHANGED[change], max_steps=4)
+    session = trl_replay.attach(trainer)
     kept = {session.components.tasks.key(row) for row in CHANGED[change]}
     told = pytest.warns(UserWarning, match="of the dataset that it was generated for is gone")
     with told if change != "as it was" else nullcontext():
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        trainer.train(resume_from_checkpoint=checkpoint)
     stored = set(session.buffer.table.prompt.tolist())
     assert stored
     assert stored <= kept
@@ -435,44 +438,34 @@ def test_188_groups_whose_row_is_no_longer_in_the_dataset_leave_when_training_re
 
 
 def test_188_a_group_of_the_last_batch_whose_row_left_the_dataset_is_counted(tmp_path):
-    live = Rewards([LIVE, LIVE, LIVE])
-    saved = trainer_of(tmp_path, live, ROWS, max_steps=1, save_strategy="steps", save_steps=1)
-    trl_replay.attach(saved, replay_scorer="constant")
-    saved.train()
-    trainer = trainer_of(tmp_path, live, (*ROWS[1:], {"prompt": "2=", "label": "2"}), max_steps=2)
-    session = trl_replay.attach(trainer, replay_scorer="constant")
+    checkpoint = run_of(tmp_path, 1)
+    trainer = trainer_of(tmp_path, ALIVE, (*ROWS[1:], {"prompt": "2=", "label": "2"}), max_steps=2)
+    session = trl_replay.attach(trainer)
     with pytest.warns(UserWarning, match="1 stored groups left the replay buffer: the row of the dataset"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        trainer.train(resume_from_checkpoint=checkpoint)
     assert [count for reason, count in session.totals.reasons.items() if GONE in reason] == [1]
     assert len(session.buffer) == 5  # two of the batch before, and the three of the batch after
 
 
 @pytest.mark.parametrize("with_replay", [True, False])
 def test_188_groups_added_before_training_resumes_are_counted_and_told(tmp_path, with_replay):
-    live = Rewards([LIVE, LIVE, LIVE])
-    saved = trainer_of(tmp_path, live, ROWS, max_steps=4, save_strategy="steps", save_steps=4)
-    if with_replay:
-        trl_replay.attach(saved)
-    saved.train()
-    trainer = trainer_of(tmp_path, live, ROWS, max_steps=6)
+    checkpoint = run_of(tmp_path, 4, with_replay)
+    trainer = trainer_of(tmp_path, ALIVE, ROWS, max_steps=6)
     session = trl_replay.attach(trainer)
     rows = [{"prompt": "1=", "completion": text, "label": "1", "reward": reward} for text, reward in GROUP]
     assert session.add(rows) == 1
     left = pytest.warns(UserWarning, match="1 groups that were added to the replay buffer left it.*on_train_begin")
     with left, nullcontext() if with_replay else pytest.warns(UserWarning, match="holds no replay buffer"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        trainer.train(resume_from_checkpoint=checkpoint)
     assert REPLACED in session.explain()
     assert 1 not in session.buffer.table.origin
 
 
 def test_188_a_dataset_that_can_not_be_asked_is_said_so_when_training_resumes(tmp_path):
-    live = Rewards([LIVE, LIVE, LIVE])
-    saved = trainer_of(tmp_path, live, ROWS, max_steps=4, save_strategy="steps", save_steps=4)
-    trl_replay.attach(saved)
-    saved.train()
-    trainer = trainer_of(tmp_path, live, ROWS, max_steps=4)
+    checkpoint = run_of(tmp_path, 4)
+    trainer = trainer_of(tmp_path, ALIVE, ROWS, max_steps=4)
     trainer.train_dataset.set_transform(lambda batch: batch)
     session = trl_replay.attach(trainer)
     with pytest.warns(UserWarning, match=r"can't be told: it has a transform \(set_transform\)"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        trainer.train(resume_from_checkpoint=checkpoint)
     assert len(session.buffer)

@@ -85,14 +85,10 @@ def launches(tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """The same script on one process, which has all rows."""
-    found = {}
-    for scope in ("gathered",):
-        trainer = build(tmp_path_factory.mktemp(scope), 12, 4, mixed, max_steps=LAST, **OPTIMIZER)
-        replay = {"replay_scope": scope, "replay_buffer_size": 4}
-        found[scope] = run(trainer, compared=True, **replay)
-        parameters = [parameter.detach().flatten().numpy() for parameter in trainer.model.parameters()]
-        found[scope]["weights"] = np.concatenate(parameters)
-    return found
+    trainer = build(tmp_path_factory.mktemp("one"), 12, 4, mixed, max_steps=LAST, **OPTIMIZER)
+    found = run(trainer, compared=True, replay_scope="gathered", replay_buffer_size=4)
+    parameters = [parameter.detach().flatten().numpy() for parameter in trainer.model.parameters()]
+    return {**found, "weights": np.concatenate(parameters)}
 
 
 def check_by_hand(ranks, moved=1e-2):
@@ -128,9 +124,9 @@ def test_an_engine_trains_and_replays_as_one_process_does(launches, one, engine,
             assert_same_training([rank], same)
         expected, wanted = launches(other, scope)[0]["gradients"], launches.weights(other, scope)
     else:
-        assert ranks[0]["drawn"] == ranks[1]["drawn"] == one[scope]["drawn"], "the same serials for the same slots"
-        assert_same_training(ranks, one[scope])
-        expected, wanted = one[scope]["gradients"], one[scope]["weights"]
+        assert ranks[0]["drawn"] == ranks[1]["drawn"] == one["drawn"], "the same serials for the same slots"
+        assert_same_training(ranks, one)
+        expected, wanted = one["gradients"], one["weights"]
     np.testing.assert_allclose(weights, wanted, rtol=0, atol=1e-5)
     if not engine.startswith("zero"):  # which keeps gradients elsewhere
         for gradient, by_one in zip(ranks[0]["gradients"], expected, strict=True):

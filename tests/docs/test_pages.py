@@ -68,13 +68,6 @@ def test_every_command_of_ours_in_the_documentation_runs(page, line, run, monkey
     assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
 
 
-def test_every_command_of_ours_is_documented():
-    everything = "\n".join(PAGES.values())
-    for command in COMMANDS:
-        assert f"trl-replay {command.name}" in everything or f"make {command.name}" in everything
-    assert {line.split()[1] for _, line in OWN} >= {"export", "report"}
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_ours_within_the_text_is_one(page):
     known = {RUN, *(command.name for command in COMMANDS)}

@@ -77,12 +77,6 @@ def test_its_script_trains_with_replay(tmp_path):
     assert any("replay/replaced_fraction" in entry for entry in names["trainer"].state.log_history)
 
 
-def test_every_page_of_the_documentation_is_in_the_navigation():
-    navigation = (ROOT / "mkdocs.yml").read_text()
-    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
-    assert [page for page in pages if not re.search(rf": {re.escape(page)}$", navigation, re.MULTILINE)] == []
-
-
 def test_what_pages_say_of_installing_works_today():
     """Once a version is released, `pip install trl-replay` does, and clones need not be mentioned."""
     released = re.search(r"^## \[?\d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

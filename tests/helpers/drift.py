@@ -107,29 +107,22 @@ def _callers(methods: Methods) -> Iterator[str]:
 
 
 def _loss_paths(methods: Methods) -> Iterator[str]:
-    """Tells whether the outer loss calls any loss but those that are known."""
+    """Tells whether the outer loss calls any loss but those that are known, directly or through a redirection."""
     if OUTER_LOSS not in methods:
         return
+    known = (compat.LOSS, compat.LIGER_LOSS)
     for call in _self_calls(methods[OUTER_LOSS]):
-        paths = _loss_methods(call) - {compat.LOSS, compat.LIGER_LOSS}
-        for name in sorted(paths):
+        reached = {_name_of_self(node) or "" for node in (call.func, *call.args)}
+        for name in sorted(name for name in reached if "loss" in name and name not in known):
             yield f"{OUTER_LOSS} has a loss path of its own: {name}"
-
-
-def _loss_methods(call: ast.Call) -> set[str]:
-    """Methods of `self` with "loss" in their names that a call reaches, directly or through a redirection."""
-    names = set()
-    for reached in [call.func, *call.args]:
-        if isinstance(reached, ast.Attribute) and isinstance(reached.value, ast.Name):
-            names.add(reached.attr)
-    return {name for name in names if "loss" in name}
 
 
 def _helpers(methods: Methods) -> Iterator[str]:
     """Tells whether a scored batch is shuffled and split as it was."""
     if PREPARE not in methods:
         return
-    called = [name for name in _names_called(methods[PREPARE]) if name in HELPERS]
+    calls = [node.func for node in ast.walk(methods[PREPARE]) if isinstance(node, ast.Call)]
+    called = {function.id for function in calls if isinstance(function, ast.Name)}
     missing = [name for name in HELPERS if name not in called]
     if missing:
         yield f"{PREPARE} does not call {', '.join(missing)} any more: a scored batch is split some other way"
@@ -169,47 +162,18 @@ def _keys(methods: Methods) -> Iterator[str]:
 
 
 def _returned_keys(function: ast.FunctionDef) -> list[str]:
-    """The keys of the dictionary that a function returns by name, each once, in the order in which they are set."""
-    returned = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
-            returned.add(node.value.id)
-    visitor = _KeyVisitor(returned)
-    visitor.visit(function)
-    return list(dict.fromkeys(visitor.literal + visitor.added))
-
-
-class _KeyVisitor(ast.NodeVisitor):
-    """Collects the keys that are set in dictionaries of these names.
-
-    Attributes:
-        literal (`list[str]`): Keys of `name = {"key": …}`.
-        added (`list[str]`): Keys of `name["key"] = …`.
-    """
-
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
-        self.literal: list[str] = []
-        self.added: list[str] = []
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        for target in node.targets:
-            if isinstance(target, ast.Subscript):
-                self._add_item(target)
-            elif isinstance(node.value, ast.Dict) and self._is_named(target):
-                self._add_literal(node.value)
-
-    def _add_item(self, target: ast.Subscript) -> None:
-        if self._is_named(target.value) and isinstance(target.slice, ast.Constant):
-            self.added.append(str(target.slice.value))
-
-    def _add_literal(self, value: ast.Dict) -> None:
-        for key in value.keys:
-            if isinstance(key, ast.Constant):
-                self.literal.append(str(key.value))
-
-    def _is_named(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and node.id in self.names
+    """The keys of the dictionary that a function returns by name, each once: those of `name = {"key": …}`, and then
+    those of `name["key"] = …`."""
+    nodes = [*ast.walk(function)]
+    returned = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Return) and node.value}
+    literal, added = [], []
+    for node in nodes:
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            if isinstance(target, ast.Subscript) and ast.unparse(target.value) in returned:
+                added.append(target.slice)
+            elif isinstance(node.value, ast.Dict) and ast.unparse(target) in returned:
+                literal += node.value.keys
+    return list(dict.fromkeys(str(key.value) for key in [*literal, *added] if isinstance(key, ast.Constant)))
 
 
 def _items(methods: Methods) -> Iterator[str]:
@@ -218,14 +182,10 @@ def _items(methods: Methods) -> Iterator[str]:
     if score is None:
         return
     for node in ast.walk(score):
-        if isinstance(node, ast.Assign) and _assigns(node, "num_items_in_batch"):
+        if isinstance(node, ast.Assign) and "num_items_in_batch" in map(ast.unparse, node.targets):
             names = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
             if "loss_mask" not in names:
                 yield f"num_items_in_batch counts something else: {ast.unparse(node.value)}"
-
-
-def _assigns(node: ast.Assign, name: str) -> bool:
-    return name in [ast.unparse(target) for target in node.targets]
 
 
 def _attributes(trainer: ast.ClassDef) -> Iterator[str]:
@@ -250,8 +210,7 @@ def _calls(function: ast.FunctionDef, name: str) -> list[ast.Call]:
 
 def _self_calls(function: ast.FunctionDef) -> list[ast.Call]:
     """Calls of methods of `self` inside `function`."""
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-    return [call for call in calls if _name_of_self(call.func) is not None]
+    return [node for node in ast.walk(function) if isinstance(node, ast.Call) and _name_of_self(node.func)]
 
 
 def _name_of_self(node: ast.expr) -> str | None:
@@ -261,30 +220,15 @@ def _name_of_self(node: ast.expr) -> str | None:
     return node.attr if node.value.id == "self" else None
 
 
-def _names_called(function: ast.FunctionDef) -> list[str]:
-    """Names of the plain functions that are called inside `function`."""
-    names = []
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            names.append(node.func.id)
-    return names
-
-
 def _reads(function: ast.FunctionDef, key: str) -> list[int]:
     """Lines of `function` with `x["key"]` or `x.get("key", …)`."""
-    expressions = [node for node in ast.walk(function) if isinstance(node, ast.expr)]
-    return [node.lineno for node in expressions if _key_read(node) == key]
-
-
-def _key_read(node: ast.expr) -> object:
-    """`"key"` of `x["key"]` and of `x.get("key", …)`; None for any other expression."""
-    key: ast.expr | None = None
-    if isinstance(node, ast.Subscript):
-        key = node.slice
-    elif isinstance(node, ast.Call) and _is_get(node):
-        key = node.args[0]
-    return key.value if isinstance(key, ast.Constant) else None
-
-
-def _is_get(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "get" and bool(call.args)
+    lines = []
+    for node in ast.walk(function):
+        read: ast.expr | None = None
+        if isinstance(node, ast.Subscript):
+            read = node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            read = next(iter(node.args), None)
+        if isinstance(read, ast.Constant) and read.value == key:
+            lines.append(node.lineno)
+    return lines

@@ -349,6 +349,10 @@ class Watch:
         return rows
 
 
+def tokens_of(row: dict[str, Any]) -> tuple[list[int], list[int]]:
+    return row["prompt"].tolist(), row["ids"].tolist()
+
+
 def original(batch: Batch, row: int, pad: int) -> dict[str, Any]:
     """One row without padding: prompt, ids, the loss's mask, and all that belongs to it."""
     ids, mask = batch["completion_ids"][row], batch["completion_mask"][row]

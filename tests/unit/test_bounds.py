@@ -25,11 +25,6 @@ def bounded(bounds, logps, old, **others):
     return result.old_logps.tolist()
 
 
-def test_a_tokens_ratio_is_at_most_the_limit_and_at_least_e_to_minus_20():
-    moved = bounded(Bounds(), [[-1.0, -50.0]], [[-9.0, -1.0]])
-    assert moved[0] == pytest.approx([-1.0 - LIMIT, -50.0 + 20.0])
-
-
 def test_masked_tokens_are_left_alone():
     assert bounded(Bounds(), [[-1.0, -1.0]], [[-1.0, -90.0]], mask=[[True, False]]) == [[-1.0, -90.0]]
 

@@ -1,7 +1,5 @@
 """Cut and compose: what comes out is what went in, for any lengths, keys and slots."""
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 
 from trl_replay import BatchError, ConfigurationError, FieldSpec
 from trl_replay.base.files import in_json
-from trl_replay.batch.compose import compose, cut, join, row_lengths, take_rows
+from trl_replay.batch.compose import compose, cut, join, row_lengths
 from trl_replay.data.types import FieldTable
 
 lengths = st.lists(
@@ -27,11 +25,18 @@ lengths = st.lists(
     multiple=st.sampled_from([None, 4]),
     shared=st.booleans(),
     seed=st.integers(0, 100),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    masked=st.sets(st.integers(0, SIZE - 1)),
 )
-def test_any_group_comes_out_of_any_batch_as_it_went_in(source, target, keys, multiple, shared, seed):
-    fields = FieldTable(PAD, extra=EXTRA)
+def test_any_group_comes_out_of_any_batch_as_it_went_in(source, target, keys, multiple, shared, seed, dtype, masked):
+    """Rows of a masked completion keep their tokens, and numbers of two bytes their type."""
+    fields = FieldTable(PAD, extra=EXTRA).exact()
     stored = make_batch(source, keys, seed, [shared] * len(source))
     batch = make_batch(target, keys, seed + 1, [shared] * len(target))
+    stored["completion_mask"][sorted(masked)] = 0
+    for each in (stored, batch):
+        if "old_per_token_logps" in keys:
+            each["old_per_token_logps"] = each["old_per_token_logps"].to(dtype)
     before = {key: value.clone() for key, value in batch.items()}
     groups = cut(stored, fields, [rows_of(slot) for slot in range(len(source))])
     placements = [place(slot, groups[slot % len(groups)]) for slot in range(0, len(target), 2)]
@@ -67,43 +72,6 @@ def test_a_stored_group_shares_nothing_with_its_batch_and_holds_no_padding():
     assert "completion_mask" in group.keys
     pointers = {value.untyped_storage().data_ptr() for value in batch.values()}
     assert all(tensor.untyped_storage().data_ptr() not in pointers for tensor in group.tensors.values())
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_some_rows_of_a_group_are_those_rows_in_that_order(shared):
-    fields = FieldTable(PAD)
-    batch = make_batch([[(2, 5), (2, 1), (2, 3)]], ["old_per_token_logps"], 0, [shared])
-    (group,) = cut(batch, fields, [rows_of(0)])
-    some = take_rows(group, [2, 0], fields)
-    assert some.tensors["prompt_ids"].numel() == (2 if shared else 4)
-    composed = compose(batch, fields, [replace(place(0, some), start=1, first=0, count=2)])
-    for key in ("prompt_ids", "completion_ids", "completion_mask", "advantages", "old_per_token_logps"):
-        assert torch.equal(composed[key], batch[key][[0, 2, 0]])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_numbers_of_two_bytes_keep_their_type_and_value(dtype):
-    fields = FieldTable(PAD).exact()
-    batch = make_batch([[(2, 5), (2, 1), (2, 3)], [(2, 2)] * 3], ["old_per_token_logps"], 0, [True, True])
-    logps = batch["old_per_token_logps"] = batch["old_per_token_logps"].to(dtype)
-    (group,) = cut(batch, fields, [rows_of(0)])
-    assert group.tensors["old_per_token_logps"].dtype == dtype
-    composed = compose(batch, fields, [place(1, group)])["old_per_token_logps"]
-    assert composed.dtype == dtype
-    assert torch.equal(composed[rows_of(1)], logps[rows_of(0)])
-    assert torch.equal(composed[rows_of(0)], logps[rows_of(0)])
-
-
-def test_a_masked_out_completion_keeps_its_tokens_and_its_mask():
-    fields = FieldTable(PAD)
-    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
-    batch["completion_mask"][1] = 0
-    assert row_lengths(batch, PAD)[1].tolist() == [5, 3, 4]
-    group = cut(batch, fields, [rows_of(0)])[0]
-    assert group.tensors["completion_mask"].tolist() == [1] * 5 + [0] * 3 + [1] * 4
-    again = compose(batch, fields, [place(0, group)])
-    assert torch.equal(again["completion_mask"], batch["completion_mask"])
-    assert torch.equal(again["completion_ids"], batch["completion_ids"])
 
 
 @settings(deadline=None)
@@ -169,32 +137,33 @@ def test_a_batch_that_can_not_be_kept_whole_is_an_error_in_words(changed, words)
         cut(batch, FieldTable(PAD), [rows_of(0)])
 
 
-def test_a_group_without_a_key_of_the_batch_is_never_composed():
-    fields = FieldTable(PAD)
-    group = cut(make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), fields, [rows_of(0)])[0]
-    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], ["ref_per_token_logps"], 0, [True])
-    with pytest.raises(BatchError, match="lacks 'ref_per_token_logps'"):
-        compose(batch, fields, [place(0, group)])
+def lacks_a_key(batch, group):
+    batch["ref_per_token_logps"] = batch["completion_ids"] * 1.0
 
 
-def test_167_a_group_whose_tokens_are_missing_is_never_composed():
-    """Padding would stand in their place."""
-    fields = FieldTable(PAD)
-    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
-    (group,) = cut(batch, fields, [rows_of(0)])
+def lacks_tokens(batch, group):
     del group.tensors["completion_ids"]
-    with pytest.raises(BatchError, match="lacks 'completion_ids'"):
-        compose(batch, fields, [place(0, group)])
 
 
-def test_a_group_that_holds_more_than_its_lengths_tell_is_never_composed():
-    """The tokens of the next group would shift, silently."""
-    fields = FieldTable(PAD)
-    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
-    (group,) = cut(batch, fields, [rows_of(0)])
+def holds_too_much(batch, group):
     group.completion_lengths[0] -= 1
-    with pytest.raises(BatchError, match="hold 12 values of 'completion_ids' where their lengths tell 11"):
-        compose(batch, fields, [place(0, group)])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lacks_a_key, "lacks 'ref_per_token_logps'"),
+        (lacks_tokens, "lacks 'completion_ids'"),
+        (holds_too_much, "hold 12 values of 'completion_ids' where their lengths tell 11"),
+    ],
+)
+def test_167_a_group_that_does_not_fit_is_never_composed(change, words):
+    """Padding would stand in the place of tokens, or those of the next group, silently."""
+    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
+    (group,) = cut(batch, FieldTable(PAD), [rows_of(0)])
+    change(batch, group)
+    with pytest.raises(BatchError, match=words):
+        compose(batch, FieldTable(PAD), [place(0, group)])
 
 
 def test_a_dtype_that_there_is_not_is_refused():

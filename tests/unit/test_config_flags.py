@@ -54,19 +54,6 @@ replay_evictor: somebody/elses
     assert replay.replay_evictor == "somebody/elses", "third parties' names are strings as any other"
 
 
-def test_an_unknown_yaml_key_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="replay_bufer"):
-        parse(config="replay_bufer: 3\n", tmp_path=tmp_path)
-
-
-def test_help_lists_every_field(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        TrlParser((GRPOConfig, ReplayConfig)).parse_args_and_config(["--help"])
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
-    assert all(f"--{spec.name}" in text for spec in dataclasses.fields(ReplayConfig))
-
-
 def test_the_start_can_be_given_on_the_command_line_and_in_yaml(tmp_path):
     from trl import TrlParser
 

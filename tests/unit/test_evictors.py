@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 from buffers import nothing
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trl_replay.buffer.replay_buffer import Store
-from trl_replay.registry import registry
 from trl_replay.strategies import policies
-from trl_replay.testing import make_context, make_table
+from trl_replay.testing import make_context
 
 
 def fill(capacity, evictor, scores, batch=1, seed=0):
@@ -49,19 +46,3 @@ def test_a_reservoir_is_a_uniform_sample_of_everything_offered():
     variance = trials * share * (1 - share) * count / (count - 1)  # of a sample of fixed size
     statistic = ((counts - trials * share) ** 2).sum() / variance
     assert statistic < 49.73, f"p < 0.001 with 23 degrees of freedom: {counts}"
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-1e6, 1e6)), min_size=1, max_size=30))
-def test_prompt_balanced_ranks_by_what_is_newer_and_then_by_score(entries):
-    prompts, scores = zip(*entries, strict=True)
-    table = make_table(scores, prompt=prompts)
-    ranks = registry().resolve("evictor", "prompt_balanced").make()(table, make_context())
-    for one in range(len(entries)):
-        assert table.peers[one] == prompts.count(prompts[one])
-        assert table.newer[one] == prompts[one + 1 :].count(prompts[one])
-        for other in range(len(entries)):
-            if table.newer[one] < table.newer[other]:
-                assert ranks[one] > ranks[other]
-            elif table.newer[one] == table.newer[other] and scores[one] > scores[other]:
-                assert ranks[one] >= ranks[other]

@@ -79,12 +79,6 @@ def test_groups_come_out_as_they_went_in_whatever_the_order_of_their_tensors(giv
         assert_same(before, unpack(after))
 
 
-def test_what_is_unpacked_owns_its_memory():
-    packed = pack(Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3])))
-    unpack(packed).tensors["key0"].zero_()
-    assert unpack(packed).tensors["key0"].tolist() == [1.0, 1.0, 1.0]
-
-
 def read(tensors):
     return list(from_tensors(tensors[INDEX], tensors[GROUPS], len(tensors[GROUPS])))
 
@@ -118,21 +112,10 @@ def test_70_a_dimension_that_is_no_number_is_refused_before_it_is_repeated(shape
 
 @pytest.mark.parametrize("shape", [(7,), (7, 1), (1,)])
 def test_numbers_apart_in_memory_are_packed_in_any_dtype(shape):
-    values = torch.arange(1000, dtype=torch.bfloat16).as_strided(shape, [100] * len(shape))
+    values = torch.arange(1000, dtype=torch.bfloat16).requires_grad_().as_strided(shape, [100] * len(shape))
     for apart in (values, values[:1].expand(shape)):
         group = Group({"key0": apart}, frozenset(NAMES), np.array([2]), np.array([3]))
         assert torch.equal(unpack(pack(group)).tensors["key0"], apart)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.bool])
-def test_a_group_is_packed_from_views_of_any_stride_and_with_gradients(dtype):
-    values = torch.arange(24).reshape(4, 6).to(dtype).t()[::2]
-    if dtype.is_floating_point:
-        values.requires_grad_()
-    group = Group({"key0": values}, frozenset(NAMES), np.array([2]), np.array([3]))
-    (found,) = unpack(pack(group)).tensors.values()
-    assert bytes_of(found) == bytes_of(values.detach())
-    assert not found.requires_grad
 
 
 def small(tokens, serial):
@@ -171,21 +154,6 @@ def test_70_memory_grows_by_little_more_than_what_is_told(tokens, most):
     told = store.nbytes - told
     assert 0.9 * told <= grown <= 1.2 * told
     assert told / 2_000 / (8 * tokens + 10) <= most
-
-
-@pytest.mark.parametrize(("tokens", "share"), [(128, 0.12), (1024, 0.015)])
-def test_names_and_lengths_take_less_than_a_kilobyte_of_a_group_of_eight(tokens, share):
-    lengths = np.full(8, tokens)
-    keys = frozenset(name for name in FIELDS.names if name != "num_items_in_batch")
-    tensors = {
-        "prompt_ids": torch.zeros(8, dtype=torch.int32),
-        "completion_ids": torch.zeros(8 * tokens, dtype=torch.int32),
-        "advantages": torch.zeros(8),
-        "old_per_token_logps": torch.zeros(8 * tokens),
-    }
-    group = Group(tensors, keys, np.array([8]), lengths)
-    values = sum(tensor.nbytes for tensor in tensors.values())
-    assert len(to_bytes([pack(group)])) <= min((1 + share) * values, values + 1000)
 
 
 @st.composite

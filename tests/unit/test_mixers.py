@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trl_replay.strategies.policies import make_inject, whole_groups
+from trl_replay.strategies.policies import make_inject
 from trl_replay.testing import make_context, make_groups, make_table
 
 STORED = np.array([[0.0, 1.0, 0.5, np.nan], [0.2, 0.0, 0.9, 0.1]])
@@ -15,18 +15,6 @@ def injected(fresh, drawn, rows):
     return make_inject(rows)(table, np.array([drawn]), make_groups([fresh]), context)[0].tolist()
 
 
-def test_the_best_stored_rows_take_the_places_of_the_worst_fresh_ones():
-    assert injected([0.3, 0.0, 0.1, 0.4], [0, 1], rows=2) == [-1, 1, 6, -1]
-    assert injected([0.3, 0.0, 0.1, 0.4], [1, -1], rows=2) == [-1, 2, 0, -1]
-
-
 def test_never_that_of_a_better_one_and_no_row_that_nobody_scored():
     assert injected([0.95, 0.95, 0.95, 0.95], [0, 1], rows=2) == [1, -1, -1, -1]
     assert injected([0.0] * 4, [0, -1], rows=4) == [1, 2, 0, -1], "of four, one has no reward"
-
-
-def test_a_whole_group_takes_its_slot_row_by_row():
-    table = make_table([1.0, 1.0])
-    slots = make_groups([[0.0] * 4, [0.0] * 4])
-    taken = whole_groups(table, np.array([[0, 1], [-1, 1]]), slots, make_context(table))
-    assert taken.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -66,12 +66,6 @@ def test_a_score_that_is_no_number_refuses(score):
     assert (tally.refused, tally.stored) == (1, 1)
 
 
-def test_a_group_that_alone_is_too_large_is_refused():
-    buffer, tally = ReplayBuffer(8, max_bytes=2000, size=4), Tally()
-    assert buffer.extend(make_groups([LIVE, LIVE]), [Newcomer(5, 10**6), Newcomer(6, 10)], tally) == {6}
-    assert tally.reasons == {"a group was refused: it alone is larger than replay_max_bytes": 1}
-
-
 @pytest.mark.parametrize("serials", [(3, 3), (0, 4)])
 def test_188_a_serial_that_comes_twice_is_refused(serials):
     buffer = buffer_of()
@@ -149,16 +143,6 @@ def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit()
     tally = Tally()
     assert drawn(buffer, keys=keysets[1], tally=tally) == [1]
     assert "has images, the batch none, lacks a tensor" in next(iter(tally.reasons))
-
-
-def test_entries_of_a_solved_prompt_leave():
-    buffer, tally = buffer_of(retire_passes=2), Tally()
-    buffer.extend(make_groups([LIVE, LIVE]))
-    rewards = np.array([0.0, 1.0])
-    buffer.policy.success.note(rewards, np.abs(rewards))
-    assert buffer.observe([make_groups([LIVE, [1.0, 1.0, 0.0, 0.0]])], tally).tolist() == [1]
-    assert list(buffer) == [0]
-    assert (tally.retired, tally.generated, tally.dead) == (1, 2, 0)
 
 
 def test_a_buffer_goes_on_where_its_state_was_saved():

@@ -24,22 +24,6 @@ def test_samplers_draw_in_proportion_to_their_weights(sampler, weights):
     assert chi_square(frequencies(sampler, table, 8_000), expected) < 16.27, "p < 0.001 with 3 degrees of freedom"
 
 
-@pytest.mark.parametrize(("size", "count", "draws"), [(7, 3, 10), (5, 5, 4), (12, 1, 30), (64, 3, 156)])
-def test_least_used_goes_through_the_buffer_in_passes(size, count, draws):
-    table = make_table([1.0] * size)
-    context = make_context(table)
-    order = []
-    for _ in range(draws):
-        drawn = policies.least_used(table, count, context)
-        assert len(set(drawn.tolist())) == count
-        table.writable("uses")[drawn] += 1
-        order += drawn.tolist()
-    assert sorted(table.uses.tolist()) == sorted(
-        draws * count // size + (row < draws * count % size) for row in range(size)
-    )
-    assert order[:size] != sorted(order[:size]), "not in the order of the table"
-
-
 def test_least_used_chooses_among_equals_by_even_chances():
     table = make_table([9.0, 1.0, 1.0, 1.0, 1.0], uses=[4, 2, 2, 2, 2])
     found = frequencies(policies.least_used, table, 8_000)

@@ -9,12 +9,6 @@ from trl_replay.testing import make_context, make_groups
 GROUPS = make_groups([[1, 0, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], update=6)
 
 
-def test_mean_reward_leaves_out_rows_that_no_function_scored():
-    np.testing.assert_allclose(policies.mean_reward(GROUPS, make_context()), [0.25, 0.75, 0.4])
-    partial = make_groups([[1.0, np.nan, 0.0, np.nan]])
-    np.testing.assert_allclose(policies.mean_reward(partial, make_context()), [0.5])
-
-
 @pytest.mark.parametrize(
     ("kwargs", "expected"),
     [({}, [0.5, 0.5, 0.5]), ({"target": 0.25}, [1, 1 / 3, 1]), ({"target": 1.0, "threshold": 0.3}, [0.25, 0.75, 0.5])],

@@ -10,9 +10,7 @@ from trl_replay_unsloth import layout
 from trl_replay_unsloth import loss as unsloth
 from trl_replay_unsloth.contract import UNSLOTH_LEFT_PAD, LeftPacked
 
-import trl_replay
 from trl_replay.compat import OLD_LOGPS
-from trl_replay.errors import ContractError
 from trl_replay.loss.tap import Tap
 
 Patch = pytest.MonkeyPatch
@@ -120,14 +118,3 @@ def test_a_mutant_is_noticed(tmp_path, monkeypatch, name):
     with pytest.raises((AssertionError, RuntimeError, KeyError)) as noticed:
         check()
     print(f"{name}: {type(noticed.value).__name__}: {str(noticed.value)[:160]}")
-
-
-PROBED = ["packs off by one", "unpacks off by one", "as TRL has them", "completions first"]
-
-
-@pytest.mark.parametrize("name", PROBED)
-def test_the_probe_alone_notices_a_wrong_layout(tmp_path, monkeypatch, name):
-    trainer = trainer_of(tmp_path, lambda completions, **columns: [0.0] * len(completions))
-    MUTANTS[name][0](monkeypatch)
-    with pytest.raises((ContractError, RuntimeError), match=r"not laid out as|size of tensor"):
-        trl_replay.attach(trainer)

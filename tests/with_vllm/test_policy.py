@@ -1,10 +1,9 @@
 """vLLM samples from the policy of each update: in single precision its log-probs are the policy's own."""
 
-import pytest
 import torch
 from generating import PROMPTS, Coins, watched
 from real_vllm import Followed, count_syncs, rows_of
-from replaying import Checked, replay
+from replaying import replay
 from resuming import digits
 from support import DEAD, HALF, LIVE, Rewards, record, replayed, weights_hash
 
@@ -104,37 +103,3 @@ def test_a_run_that_resumes_ends_as_one_that_was_never_interrupted(tmp_path, eng
 def key_of(row):
     """The identity of a sampled row: its tokens and what vLLM said of them."""
     return (*row["prompt"].tolist(), *row["ids"].tolist(), *row["sampling_per_token_logps"].tolist())
-
-
-class Nucleus(Checked):
-    """Notes the mass of the nucleus that each token was sampled from."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.masses = []
-
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        self.masses += [nucleus_mass(self.model, row, self.top_p) for row in rows_of(batch)]
-        return batch
-
-
-@pytest.mark.parametrize("top_p", [0.5, 0.9])
-def test_with_top_p_vllms_log_probs_are_of_the_nucleus_alone(tmp_path, engine, top_p):
-    """As TRL 1.16 has it: the trainer's log-probs are of all tokens, so that each ratio is the nucleus's mass."""
-    settings = {"vllm_importance_sampling_mode": "token_truncate", "top_p": top_p, "trainer_class": Nucleus}
-    trainer = engine.trainer(tmp_path, Rewards(*SCRIPT), learning_rate=3e-2, **settings)
-    replay(trainer)
-    found = torch.cat([row["importance_sampling_ratio"] for batch in trainer.scored for row in rows_of(batch)])
-    torch.testing.assert_close(found, torch.cat(trainer.masses), rtol=1e-3, atol=1e-4)
-    assert float(found.min()) < (1 + top_p) / 2
-
-
-def nucleus_mass(model, row, top_p):
-    """The mass of the smallest set of most likely tokens with at least `top_p`, at every completion token."""
-    ids = torch.cat([row["prompt"], row["ids"]])[None]
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits[0, len(row["prompt"]) - 1 : -1]
-    likely = logits.float().softmax(dim=-1).sort(dim=-1, descending=True).values
-    before = likely.cumsum(dim=-1) - likely
-    return torch.where(before < top_p, likely, 0.0).sum(dim=-1)

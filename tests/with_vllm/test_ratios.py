@@ -76,15 +76,6 @@ def test_groups_of_further_rounds_have_their_ratios(tmp_path, engine, mode):
             torch.testing.assert_close(row["importance_sampling_ratio"], ratio_by_hand(row, mode))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_one_token_completions_keep_their_ratios(tmp_path, engine, mode):
-    settings = {"vllm_importance_sampling_mode": mode, "max_completion_length": 1, "max_steps": 3, **BOUNDS}
-    _, watch = replay(engine.trainer(tmp_path, Rewards(*SPARSE), learning_rate=3e-2, **settings))
-    for row in replayed_rows(watch):
-        assert row["importance_sampling_ratio"].shape == (1,)
-        torch.testing.assert_close(row["importance_sampling_ratio"], ratio_by_hand(row, mode))
-
-
 def test_without_trls_correction_the_policys_log_probs_are_replayed(tmp_path, engine):
     trainer = engine.trainer(tmp_path, Rewards(*SPARSE), vllm_importance_sampling_correction=False)
     _, watch = replay(trainer)

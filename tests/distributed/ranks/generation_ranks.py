@@ -2,9 +2,7 @@
 
 import os
 import warnings
-from dataclasses import replace
 
-from datasets import IterableDataset
 from one_rank import own, rank
 from patterns import random_of
 from scripted import texts
@@ -136,32 +134,15 @@ class Asked:
         return None
 
 
-FAILING = {"differs": 6}
-
-
-def failing(folder, rank, what):
-    """A training in which rank 1 does something of its own."""
+def differing(folder, rank):
+    """A training in which rank 1 asks for prompts of its own."""
     trl_replay.register(Asked(rank), "asked")
     try:
-        trainer, _ = build(folder, rank, FAILING[what], max_steps=4)
+        trainer, _ = build(folder, rank, 6, max_steps=4)
         trl_replay.attach(trainer, replay_refill="new(rounds=1)", replay_scope="gathered", replay_plugins="asked")
         trainer.train()
     finally:
         trl_replay.unregister("asked")
-
-
-def streamed(folder, rank):
-    """A training on a stream, in which a plugin asks for prompts that it has seen."""
-    trainer, script = build(folder, rank, 6)
-    args = replace(trainer.args, generation_batch_size=None)
-    stream = IterableDataset.from_generator(lambda: ({"prompt": prompt} for prompt in PROMPTS))
-    trainer = Spy(model=trainer.model, reward_funcs=script, args=args, train_dataset=stream,
-                  processing_class=trainer.processing_class)  # fmt: skip
-    trainer.rollout_func = script.rollout
-    bapo = {"replay_plugins": ["bapo(every=1, high=1.0)"]}
-    session = trl_replay.attach(trainer, replay_scope="gathered", replay_pass_reward=0.5, **bapo)
-    trainer.train()
-    assert len(session.prompts) > 4
 
 
 def cases(launched):
@@ -169,6 +150,4 @@ def cases(launched):
     for name, settings in (CASES if two else THREE).items():
         yield name, lambda s=settings: trained(folder, rank(), **s)
     if two:
-        yield "a stream", lambda: streamed(folder, rank())
-    for what in FAILING if two else ():
-        yield what, lambda w=what: failing(folder, rank(), w)
+        yield "differs", lambda: differing(folder, rank())

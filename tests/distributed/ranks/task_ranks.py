@@ -15,9 +15,8 @@ from tools import tool_tokenizer
 from trl_replay.testing import make_model
 
 LAYOUTS = {"whole": (8, 4), "straddling": (6, 4)}
-SCOPES = ("gathered",)
 ROWS = [{"prompt": "1=", "label": label} for label in "abcde"]
-REPLAY = {**INJECTED, "replay_buffer_size": 12}
+REPLAY = {**INJECTED, "replay_buffer_size": 12, "replay_scope": "gathered"}
 
 
 def shown(trainer, session, followed):
@@ -33,10 +32,10 @@ def shown(trainer, session, followed):
     }
 
 
-def trained(folder, scope, layout, born, resume=False, credit=False):
+def trained(folder, layout, born, resume=False, credit=False):
     """Eight updates, or the last four of them; `born` tells the label of every group stored so far."""
     settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "rank": rank()}
-    replay = {**REPLAY, "replay_scope": scope}
+    replay = {**REPLAY}
     if credit:
         settings["trainer_class"] = Credit
         replay["replay_advantages"] = "stored"
@@ -79,20 +78,12 @@ def riddled(folder):
         per_device_train_batch_size=rows, num_generations=size,
         arguments={"environment_factory": Riddle, "train_dataset": None},
     )  # fmt: skip
-    return shown(trainer, *follow(trainer, replay_scope="gathered", **REPLAY))
+    return shown(trainer, *follow(trainer, **REPLAY))
 
 
 def cases(folder):
-    for scope in SCOPES:
-        for layout in LAYOUTS:
-            name = f"{scope} {layout}"
-            born = {}
-            yield name, partial(trained, folder / name, scope, layout, born)
-            yield f"{name} resumed", partial(trained, folder / name, scope, layout, born, resume=True)
-    for scope in SCOPES:
-        name = f"{scope} credit"
-        known = {}
-        chosen = partial(trained, folder / name, scope, "straddling", known, credit=True)
+    for name, layout in (*((layout, layout) for layout in LAYOUTS), ("credit", "straddling")):
+        chosen = partial(trained, folder / name, layout, {}, credit=name == "credit")
         yield name, chosen
         yield f"{name} resumed", partial(chosen, resume=True)
     yield "environments", partial(riddled, folder / "environments")
