@@ -228,28 +228,40 @@ def test_what_the_readme_says_of_the_preset_was_measured():
 
 
 def test_what_pages_say_of_long_answers_was_measured():
-    """And the advice begins at the shortest length at which it was measured to be better."""
+    """And the advice begins at the shortest length at which two updates gained nothing, and four did."""
     long, drift = importlib.import_module("long_answers"), importlib.import_module("log_ratios")
     done, page = long.STUDY.finished(), " ".join((ROOT / "docs" / "evidence.md").read_text().split())
 
     def best(task, arm):
         return np.mean(long.ends(done, task, arm)[long.best_of(done, task, arm)])
 
-    arms = ("topr", "stock", "topr(level='token')")
-    assert "ends at {:.2f}, stock at {:.2f}, and with".format(*(best("128", arm) for arm in arms[:2])) in page
-    assert "`topr(level='token')` at {:.2f}. At 12".format(best("128", arms[2])) in page
-    told = "At {} tokens: {:.2f}, {:.2f}, and {:.2f}; at {}: {:.2f}, {:.2f}, and {:.2f}."
-    assert told.format(*(what for task in ("12", "64") for what in (task, *(best(task, arm) for arm in arms)))) in page
-    readme = (ROOT / "README.md").read_text()
-    told = "(128: {:.2f}, by token {:.2f}, for stock's {:.2f}; 64: no gain)"
-    assert told.format(*(best("128", arm) for arm in (arms[0], arms[2], arms[1]))) in readme
-    assert best("64", "stock") > max(best("64", arm) for arm in arms[::2])
+    def both(arm):
+        return best("128", arm), best("64", arm)
+
+    told = (
+        "**With four updates a batch, the preset ends at {:.2f} at 128 tokens, and at {:.2f} at 64**; stock at {:.2f} "
+        "and {:.2f}, four updates alone at {:.2f} and {:.2f}, and with a KL term at {:.2f} and {:.2f}."
+    )
+    arms = ("topr, 4 updates", "stock", "stock, 4 updates", "stock, 4 updates, KL")
+    assert told.format(*itertools.chain(*map(both, arms))) in page
+    told = (
+        "it gains nothing there**: {:.2f} and {:.2f}. With `topr(level='token')` {:.2f} and {:.2f}; two updates alone "
+    )
+    told += "{:.2f} and {:.2f}."
+    assert told.format(*itertools.chain(*map(both, ("topr", "topr(level='token')", "stock, 2 updates")))) in page
+    of_12 = (best("12", arm) for arm in ("topr", "topr(level='token')", "stock"))
+    assert "At 12 tokens: {:.2f}, by token {:.2f}, stock {:.2f}.".format(*of_12) in page
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    at_128 = best("128", "topr, 4 updates"), best("128", "stock")
+    assert "(four updates a batch: {:.2f} for stock's {:.2f} at 128 tokens)".format(*at_128) in readme
+    for task in ("64", "128"):
+        assert best(task, "topr") < best(task, "stock") < best(task, "topr, 4 updates")
     once = {
         line["tokens"]: np.mean(np.minimum(np.exp(line["sums"]), 1))
         for line in drift.ledger()
         if (line["model"], line["rate"], line["update"], line["set"]) == (drift.SMOLLM2, 1e-5, 1, "used, A = -1")
     }
-    assert f"used once, to {once[16]:.2f} at 16 tokens, and {once[256]:.0e} at 256 (SmolLM2-135M, 1e-05)" in page
+    assert f"weighs {once[16]:.2f} with `topr` at 16 tokens, and {once[256]:.0e} at 256 (SmolLM2-135M, 1e-05)" in page
 
 
 def test_what_pages_say_of_the_second_model_was_measured():
