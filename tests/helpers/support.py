@@ -218,14 +218,19 @@ def logged(trainer: Any, key: str) -> list[float]:
     return [log[key] for log in trainer.state.log_history if key in log]
 
 
+def rolled_out(prompts: list[str], trainer: Any, ids: list[list[int]]) -> dict[str, Any]:
+    """What a rollout function returns of completions: the sampler gave each token a log-prob of -1."""
+    prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
+
+
 def masked_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
     """Completions of different lengths; the middle token of each comes from a tool; one sampling log-prob a token."""
     tokenizer = trainer.processing_class
     texts = ["ab*cd"[: 3 + (row + trainer.state.global_step) % 3] for row in range(len(prompts))]
     ids = [tokenizer(text)["input_ids"] for text in texts]
     return {
-        "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
-        "completion_ids": ids,
+        **rolled_out(prompts, trainer, ids),
         "logprobs": [[-0.5 - position / 8 for position in range(len(row))] for row in ids],
         "env_mask": [[int(position != 1) for position in range(len(row))] for row in ids],
     }
@@ -242,11 +247,7 @@ def truncating(rows: tuple[int, ...] = (0, 2), slots: tuple[int, ...] = (0, 1, 2
             ids = tokenizer("abcdef"[: 2 + row])["input_ids"]
             is_cut = slot % 3 in slots and row in rows
             completions.append(ids if is_cut else [*ids, tokenizer.eos_token_id])
-        return {
-            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
-            "completion_ids": completions,
-            "logprobs": [[-1.0] * len(ids) for ids in completions],
-        }
+        return rolled_out(prompts, trainer, completions)
 
     return rollout
 
@@ -259,8 +260,7 @@ def rollout_of(*lengths: list[int], ends: bool = True) -> Callable[..., dict[str
         tokenizer = trainer.processing_class
         end = [tokenizer.eos_token_id] * ends
         ids = [[*tokenizer("abcdefghijklmnop"[:length])["input_ids"], *end] for length in next(batches)]
-        prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-        return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
+        return rolled_out(prompts, trainer, ids)
 
     return rollout
 

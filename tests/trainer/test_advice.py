@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 from advised import alarms_in, outcome_of
-from support import DEAD, HALF, LIVE, Rewards, logged
+from support import DEAD, HALF, LIVE, Rewards, logged, rolled_out
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -25,11 +25,7 @@ def numbers(prompts, trainer):
     """Completions that nobody has to generate, where rewards do not depend on them."""
     tokenizer, first = trainer.processing_class, 100 + len(prompts) * trainer.state.global_step
     completions = [[*tokenizer(str(first + row))["input_ids"], tokenizer.eos_token_id] for row in range(len(prompts))]
-    return {
-        "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
-        "completion_ids": completions,
-        "logprobs": [[-1.0] * len(ids) for ids in completions],
-    }
+    return rolled_out(prompts, trainer, completions)
 
 
 def trained(folder, rewards, *prompts, **settings):

@@ -339,14 +339,6 @@ def test_46_a_copy_made_in_another_way_is_refused_when_it_trains(tmp_path, befor
     assert session.totals.batches == 2, "the original trains as before"
 
 
-def test_46_a_block_that_detached_already_ends_in_peace(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-    with trl_replay.attached(trainer) as session:
-        trainer.train()
-        trl_replay.detach(trainer)
-    assert session.totals.batches == 2
-
-
 def test_46_a_block_does_not_detach_a_session_that_is_not_its_own(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
     with trl_replay.attached(trainer):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from bounded import Loss, check_bounds
 from corrected import CORRECTIONS, MASKED, OF_TOKENS, PROXIMAL
-from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy, rolled_out
 from transformers import TrainerCallback
 
 import trl_replay
@@ -64,11 +64,7 @@ def letters(prompts, trainer):
     """A rollout function: completions that the policy finds likely or unlikely, as it happens."""
     tokenizer = trainer.processing_class
     ids = [tokenizer("abcdefghijklmnopqrstuvwxyz"[row : row + 6])["input_ids"] for row in range(len(prompts))]
-    return {
-        "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
-        "completion_ids": ids,
-        "logprobs": [[-1.0] * len(row) for row in ids],
-    }
+    return rolled_out(prompts, trainer, ids)
 
 
 def test_68_a_token_whose_ratio_was_bounded_keeps_its_kl_term(tmp_path):

@@ -5,8 +5,6 @@ every loss type, importance level and beta, and those of the same form through t
 what the loss makes of it is not. Those of trl-replay-papers have tests there.
 """
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -67,17 +65,16 @@ def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path):
 def test_a_shift_moves_an_advantage_of_0_and_no_masked_row(tmp_path):
     last_masked = {"advantages": lambda groups: np.where(np.arange(4) == 3, np.nan, groups.advantages)}
     settings = {"trainer_class": Spy, "max_steps": 3, "scale_rewards": "none", "hooks": last_masked}
-    shift = functools.partial(shifted_by, 0.1)
+
+    def shift(rows, context):
+        return trl_replay.Corrected(rows.logps, shift=torch.full((len(rows.ages),), 0.1))
+
     run = train(tmp_path, [[1.0, 0.5, 0.0, 0.5]] * 3, [DEAD] * 3, replay_correction=shift, **settings)
     fresh, *later = [loss["inputs"]["advantages"].sort().values for loss in run.trainer.losses]
     torch.testing.assert_close(fresh, torch.tensor([-0.5, 0.0, 0.0, 0.5]).repeat_interleave(3))
     assert len(later) == 2
     for advantages in later:
         torch.testing.assert_close(advantages, torch.tensor([-0.4, 0.0, 0.1, 0.6]).repeat_interleave(3))
-
-
-def shifted_by(amount, rows, context):
-    return trl_replay.Corrected(rows.logps, shift=torch.full((len(rows.ages),), amount))
 
 
 def test_per_weighs_against_the_samplers_preferences(tmp_path):

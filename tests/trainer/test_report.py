@@ -42,18 +42,16 @@ class Page(html.parser.HTMLParser):
         self.open = []
         self.outside = []
         self.titles = []
-        self.names = set()
         self.feed(text)
         assert self.open == [], f"left open: {self.open}"
 
     def handle_starttag(self, tag, attrs):
         if tag not in self.VOID:
             self.open.append(tag)
-        self.names |= {tag, *(name for name, _ in attrs)}
         self.outside += [f"{tag} {name}" for name, value in attrs if name in ("src", "href") and value]
 
     def handle_startendtag(self, tag, attrs):
-        self.names |= {tag, *(name for name, _ in attrs)}
+        pass
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag

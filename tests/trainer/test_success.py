@@ -46,14 +46,6 @@ def test_of_two_values_the_higher_one_passes(tmp_path, pair):
     assert "not known" not in run.session.explain()
 
 
-def test_a_constant_beside_accuracy_changes_nothing(tmp_path):
-    """Format and accuracy: rewards of 1 and 2."""
-    both = [Rewards([RIGHT] * 3, name="format"), Rewards([WRONG, LIVE, LIVE], name="accuracy")]
-    run = successes(tmp_path, rewards=both, max_steps=2, replaced=None)
-    assert judged(run) == [pytest.approx(1 / 3), 0.0]
-    assert run.session.totals.counters["refused"] == 0, "no live group passes for solved"
-
-
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_of_one_value_nothing_is_called_right_or_wrong(tmp_path, value):
     run = successes(tmp_path, [[value] * 4] * 3, max_steps=9)

@@ -12,6 +12,7 @@ from functools import partial, update_wrapper
 import pytest
 import yaml
 from datasets import Dataset
+from replaying import build
 from tools import tool_tokenizer
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
@@ -64,35 +65,8 @@ def notebook(folder):
 
     tokenizer = tool_tokenizer()
     rows = [{"prompt": [{"role": "user", "content": text}], "solution": "0123456789abcdef"} for text in "xyz"]
-    return from_config(folder, [format_reward, accuracy_reward], rows, tokenizer)
-
-
-def from_config(folder, functions, rows, tokenizer, args=None):
-    """A trainer from its own class, as scripts make it."""
     model = make_model(tokenizer, max_position_embeddings=2048)
-    dataset = Dataset.from_list(rows * 64)
-    args = args or GRPOConfig(**arguments(folder))
-    return GRPOTrainer(
-        model=model, reward_funcs=functions, args=args, train_dataset=dataset, processing_class=tokenizer
-    )
-
-
-def arguments(folder):
-    return {
-        "output_dir": str(folder / "out"),
-        "per_device_train_batch_size": 12,
-        "num_generations": 4,
-        "max_completion_length": 6,
-        "learning_rate": 1e-2,
-        "max_steps": STEPS,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-        "shuffle_dataset": False,
-    }
+    return build(folder, [format_reward, accuracy_reward], rows, tokenizer, model, GRPOTrainer, max_steps=STEPS)
 
 
 @dataclass
@@ -117,12 +91,22 @@ def registry(scale):
 
 def recipe(folder):
     """A YAML of three dataclasses, and rewards by name from a registry, with weights."""
-    settings = {**arguments(folder), "reward_funcs": ["accuracy", "length"], "reward_weights": [0.8, 0.2]}
-    (folder / "recipe.yaml").write_text(yaml.safe_dump({**settings, "replay_reward": "cosine_scaled_reward"}))
+    settings = {
+        "output_dir": str(folder / "out"), "per_device_train_batch_size": 12, "num_generations": 4,
+        "max_completion_length": 6, "learning_rate": 1e-2, "max_steps": STEPS, "report_to": "none",
+        "save_strategy": "no", "use_cpu": True, "bf16": False, "disable_tqdm": True,
+        "reward_funcs": ["accuracy", "length"], "reward_weights": [0.8, 0.2], "replay_reward": "cosine_scaled_reward",
+    }  # fmt: skip
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings))
     parser = TrlParser((ScriptArguments, GRPOConfig, ReplayConfig))
     script, training, replay = parser.parse_args_and_config(["--config", str(folder / "recipe.yaml")])
     functions = [registry(2.0)[name] for name in script.reward_funcs]
-    return from_config(folder, functions, [{"prompt": "1="}, {"prompt": "2="}], make_tokenizer(), training), replay
+    tokenizer, dataset = make_tokenizer(), Dataset.from_list([{"prompt": "1="}, {"prompt": "2="}] * 64)
+    trainer = GRPOTrainer(
+        model=make_model(tokenizer), reward_funcs=functions, args=training, train_dataset=dataset,
+        processing_class=tokenizer,
+    )  # fmt: skip
+    return trainer, replay
 
 
 class Scoring(GRPOTrainer):
