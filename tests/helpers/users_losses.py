@@ -377,6 +377,32 @@ def term_around_the_loss(base):
     return Outside
 
 
+@case
+def term_around_the_loss_in_a_helper(base):
+    class Helped(base):  # type: ignore[misc]
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            return super().compute_loss(model, inputs, *args, **kwargs) + term(self, model, inputs)
+
+    return Helped
+
+
+@case
+def term_around_the_loss_in_a_method(base):
+    class Own(base):  # type: ignore[misc]
+        @staticmethod
+        def old(batch, logps):
+            return batch.get("old_per_token_logps", logps.detach())
+
+        def own_term(self, model, inputs):
+            logps = logps_of(self, model, inputs)
+            return 0.5 * own(inputs, logps, self.old(inputs, logps), inputs["advantages"])
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            return super().compute_loss(model, inputs, *args, **kwargs) + self.own_term(model, inputs)
+
+    return Own
+
+
 def whole(loss: Callable[..., Any]) -> Case:
     """A class whose loss calls no other."""
 

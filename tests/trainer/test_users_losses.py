@@ -21,7 +21,8 @@ FEW = (
     "log_probs_by_two_forwards", "whole_loss_that_of_its_own", "whole_loss_that_asks_whether_it_has_old",
     "whole_loss_that_reads_advantages_again_for_nothing", "whole_loss_that_reads_advantages_first_later",
     "whole_loss_that_reads_old_first_later", "whole_loss_that_shapes_before", "term_in_a_helper", "term_of_a_copy",
-    "term_around_the_loss", "asks_whether_the_batch_has_old",
+    "term_around_the_loss", "term_around_the_loss_in_a_helper", "term_around_the_loss_in_a_method",
+    "asks_whether_the_batch_has_old",
 )  # fmt: skip
 SCRIPT = ([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [DEAD] * 3)
 CHOSEN = CASES if os.environ.get("TRL_REPLAY_ALL_LOSSES") else FEW
@@ -49,7 +50,7 @@ REFUSED = {
 """The others train right."""
 ASK_FOR_OLD = (
     "rebuilt_from_known_keys", "widened_in_a_copy", "term_in_a_helper", "term_of_a_copy", "term_around_the_loss",
-    "asks_whether_the_batch_has_old",
+    "term_around_the_loss_in_a_helper", "term_around_the_loss_in_a_method", "asks_whether_the_batch_has_old",
 )  # fmt: skip
 """They read old log-probs around the loss, if only to hand them on: without any in the batch, they are refused."""
 

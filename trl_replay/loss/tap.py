@@ -52,7 +52,7 @@ class LossClasses:
     def __init__(self, around: Around) -> None:
         self._around = around
         self._made: dict[tuple[Any, ...], type] = {}
-        self._named_around: dict[tuple[Any, ...], set[Any]] = {}
+        self._named_around: dict[tuple[Any, ...], set[str]] = {}
 
     def check(self, trainer: Any) -> None:
         """Make the class, and try it on the trainer.
@@ -145,7 +145,7 @@ def _subclass(named: type, bases: tuple[type, ...], body: dict[str, Any]) -> typ
 def _own(trainer_class: type, name: str) -> list[type]:
     """The classes that override one of TRL's methods."""
     defining = [base for base in trainer_class.__mro__ if name in vars(base)]
-    return [base for base in defining if base.__module__.partition(".")[0] not in ("trl", "transformers")]
+    return [base for base in defining if _is_users(base)]
 
 
 def loss_maker(trainer_class: type) -> type:
@@ -155,15 +155,35 @@ def loss_maker(trainer_class: type) -> type:
     return next((base for base in defining if LOGPS in names[base] and LOSS not in names[base]), defining[-1])
 
 
-def _named_around(trainer_class: type) -> set[Any]:
-    """What the overrides name that stand around the loss that calls no other."""
+def _named_around(trainer_class: type) -> set[str]:
+    """What the overrides name that stand around the loss that calls no other. What those of `WHOLE` read is not seen:
+    users' functions, methods, and texts that they name count, too, and what these name in turn."""
     maker = loss_maker(trainer_class)
-    around = [vars(base)[WHOLE] for base in _own(trainer_class, WHOLE)]
-    around += [vars(base)[LOSS] for base in _own(trainer_class, LOSS) if issubclass(base, maker) and base != maker]
-    return set().union(*map(_names, around))
+    around = [base for base in _own(trainer_class, LOSS) if issubclass(base, maker) and base != maker]
+    named = set[str]().union(*(_names(vars(base)[LOSS]) for base in around))
+    due: list[Any] = [vars(base)[WHOLE] for base in _own(trainer_class, WHOLE)]
+    seen = [vars(maker)[LOSS]]
+    while due:
+        one = inspect.unwrap(due.pop())
+        if isinstance(one, str):
+            named.add(one)
+        elif isinstance(one, FunctionType) and one not in seen and _is_users(one):
+            seen.append(one)
+            names = _names(one)
+            named |= names
+            held = [cell.cell_contents for cell in one.__closure__ or ()]
+            held += [one.__globals__.get(name) for name in names]
+            held += [inspect.getattr_static(trainer_class, name, None) for name in names]
+            due += [getattr(each, "__func__", each) for each in held]  # of a static method
+    return named
 
 
-def _names(function: Any, seen: frozenset[Any] = frozenset()) -> set[Any]:
+def _is_users(made: Any) -> bool:
+    """Tell whether a class or function is a user's."""
+    return str(made.__module__).partition(".")[0] not in ("trl", "transformers", "torch", "trl_replay")
+
+
+def _names(function: Any, seen: frozenset[Any] = frozenset()) -> set[str]:
     """What a function's code names, functions that it wraps or encloses included."""
     function = inspect.unwrap(function)
     if not isinstance(function, FunctionType) or function in seen:
@@ -172,7 +192,7 @@ def _names(function: Any, seen: frozenset[Any] = frozenset()) -> set[Any]:
     return _in_code(function.__code__).union(*(_names(one, seen | {function}) for one in enclosed))
 
 
-def _in_code(code: CodeType) -> set[Any]:
+def _in_code(code: CodeType) -> set[str]:
     names = {*code.co_names, *(value for value in code.co_consts if isinstance(value, str))}
     return names.union(*(_in_code(value) for value in code.co_consts if isinstance(value, CodeType)))
 
