@@ -96,7 +96,7 @@ def lines_of(model: Any, tokenizer: Any, name: str, rate: float, tokens: int) ->
             if new.requires_grad:
                 weight = -float(logs[-1].sum().exp().clamp(max=1.0)) if row % 2 else 1.0
                 (-weight * new.sum() / (8 * tokens)).backward()
-        for name, rows in SETS.items() if update in SEEN else ():
+        for kind, rows in SETS.items() if update in SEEN else ():
             of_set = torch.stack([logs[row] for row in rows])
             found.append(
                 {
@@ -104,7 +104,7 @@ def lines_of(model: Any, tokenizer: Any, name: str, rate: float, tokens: int) ->
                     "tokens": tokens,
                     "rate": rate,
                     "update": update,
-                    "set": name,
+                    "set": kind,
                     "sums": [round(value, 4) for value in of_set.sum(dim=1).tolist()],
                     "token": round(float(of_set.abs().mean()), 5),
                     "topr by token": round(float(of_set.exp().clamp(max=1.0).mean()), 4),
