@@ -140,7 +140,7 @@ def random_pattern(number: int, ranks: int) -> Pattern:
         "replay_start": 0,
         "replay_sampler": str(random.choice(["proportional", "prompt_balanced", "uniform", "top", "newest"])),
         "replay_evictor": str(random.choice(["heap", "prompt_balanced", "fifo", "reservoir"])),
-        "replay_unfilled": str(random.choice(["keep", "mask", "exclude"])),
+        "replay_unfilled": str(random.choice(["keep", "mask"])),
         "replay_max_uses": [None, 1, 2][random.integers(3)],
         "replay_max_age": [None, 2][random.integers(2)],
     }
