@@ -95,8 +95,8 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable, tmp_path):
 
 def test_another_format_version_is_refused_with_both_values_and_what_goes_on(tmp_path, copied):
     path = copied / "trl_replay" / "rank-00000" / "state.json"
-    path.write_text(path.read_text().replace('"format": 5', '"format": 3'))
-    words = r"format version 3; this release reads version 5\. Use the release.*remove the folder .*trl_replay"
+    path.write_text(path.read_text().replace('"format": 6', '"format": 3'))
+    words = r"format version 3; this release reads version 6\. Use the release.*remove the folder .*trl_replay"
     with pytest.raises(MismatchError, match=words):
         resume(tmp_path, copied)
 

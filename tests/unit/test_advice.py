@@ -109,7 +109,7 @@ def of_file(name):
 
 
 HACKED = {"accuracy": way(0.5, 0.1), "length": way(0.1, 0.9)}
-BY_TOKEN = "set replay_correction=\"topr(level='token')\""
+YOUNGER = "set a lower replay_max_age"
 TWO = "two updates a batch"
 FELL, FLAT, FEW = "the reward fell from", "did not rise by more than its error", "leave replay out"
 PRESET, HELPED, IDLE = 'take replay_preset="sample_efficient"', "whether replay helped", "leave it out here"
@@ -184,9 +184,9 @@ LOGS = {
     "clipped": (replayed(made(0.1, 0.6), clip_ratio=0.9, sequence_drift_mean=0.02), "raise epsilon and epsilon_high"),
     "weightless": (
         [{**entry, "replay/weight_negative": 1 / entry["step"]} for entry in replayed(made(0.1, 0.6))],
-        BY_TOKEN,
+        YOUNGER,
     ),
-    "weightless from the start": (replayed(made(0.1, 0.6), weight_negative=0.01), BY_TOKEN),
+    "weightless from the start": (replayed(made(0.1, 0.6), weight_negative=0.01), YOUNGER),
     "failures left out by intent": (replayed(made(0.1, 0.6), weight_negative=0.0), HELPED),
     # replay
     "acting, rise": (replayed(made(0.1, 0.6)), HELPED),

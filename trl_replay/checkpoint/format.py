@@ -34,7 +34,7 @@ from ..protocols import Columns
 from ..serialization.groups import GROUPS, INDEX, from_tensors, to_tensors
 from .discovery import FOLDER
 
-FORMAT = 5
+FORMAT = 6
 STATE, TABLE, PROMPTS, PLUGINS = ("state.json", "table.safetensors", "prompts.safetensors", "plugins")
 SHARD_BYTES = 64 << 20
 
