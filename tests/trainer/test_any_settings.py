@@ -66,11 +66,12 @@ AXES = {
     "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
     "other": [
-        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.6}, BONUS, {**BONUS, "top_entropy_quantile": 0.4},
+        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.618}, BONUS, {**BONUS, "top_entropy_quantile": 0.414},
         {"off_policy_mask_threshold": 0.02},
         {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
     ],
 }  # fmt: skip
+"""Quantiles lie between two tokens' entropies: where they fall on one, its last bit decides whether it trains."""
 SINGLE = ("scorer", "evictor", "sampler", "correction", "unfilled", "start")
 RUNS = 36
 
