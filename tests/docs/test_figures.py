@@ -269,7 +269,7 @@ def test_what_pages_say_of_the_second_model_was_measured():
     done = second.STUDY.finished()
     stock, preset, seeds = second.compared(done)
     readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
-    assert f"at {preset:.2f} where stock's ended at {stock:.2f} (Gemma 3 270M, {seeds} seeds; one chose" in readme
+    assert f"With Gemma 3 270M, it was {preset:.2f} and {stock:.2f} ({seeds} seeds; one chose" in readme
     assert "one chose stock's rate, the lowest tried)" in readme
     assert f"{stock:.2f} with stock at the best of three rates, {preset:.2f} with the preset at one" in evidence
     rates = {run.rate for run in done if run.arm == "stock" and run.seed == second.PILOT}
@@ -295,14 +295,15 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
     of_preset = rates.against_best(done, "products")[3e-6]
     fewer = rates.completions.times_fewer([one.share for one in of_preset])[:3]
     lead = " ".join(readme.split())
-    assert f"SmolLM2 took {fewer} times fewer (median)" in lead
+    assert f"SmolLM2 took {fewer} times fewer completions to stock's final accuracy (median)" in lead
     runs = [done[rates.Run("products", "stock", 3e-6, seed)] for seed in rates.updates_per_batch.SEEDS]
     tuned = rates.ends(done, "products", "sample_efficient")[3e-6]
+    assert f"was {np.mean(tuned):.2f} with the preset, {stock:.2f} with stock (SmolLM2-135M, 3 seeds)" in lead
     handed_in = (ROOT / "docs" / "trl-integration.md").read_text()
     assert f"accuracy ended at {np.mean(tuned):.2f}, and TRL's alone at {stock:.2f}" in handed_in
     dead = np.mean([line["frac_reward_zero_std"] for lines in runs for line in lines[1:]])
-    assert f"(here, {100 * dead:.0f} % of stock's groups)" in lead
-    assert "(TRL's 1e-6 was too low here)" in lead
+    assert f"In the runs below, {100 * dead:.0f} % of stock's groups were dead." in lead
+    assert "TRL's rate of 1e-6 was too low." in lead
     assert all(np.isinf(one.share) for one in rates.against_best(done, "products")[1e-6])
     low, high = (np.mean(of) for of in rates.ends(done, "french", "stock, 2 updates").values())
     of_topics, _, _ = rates.control(rates.study.STUDY.finished(), "topics").partition(",")

@@ -61,12 +61,13 @@ def test_its_script_trains_with_replay(tmp_path):
     tokenizer.save_pretrained(tmp_path / "model")
     make_model(tokenizer).save_pretrained(tmp_path / "model")
     (shown,) = re.findall(r"^```diff\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    script = re.sub(r"^.", "", shown, flags=re.MULTILINE)
+    before, after = map(int, re.findall(r"^[-+] +max_steps=(\d+),", shown, re.MULTILINE))
+    assert after == 2 * before, "a batch takes two steps"
+    script = re.sub(r"^(-.*\n|.)", "", shown, flags=re.MULTILINE)
     assert max(map(len, script.splitlines())) <= 50, "a phone shows hardly more"
-    ours = f"num_generations=4, max_steps=4, use_cpu=True, report_to='none', output_dir={str(tmp_path / 'out')!r},"
-    script = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(tmp_path / "model")).replace(
-        "beta=0.1,", f"beta=0.1, {ours}", 1
-    )
+    ours = f"num_generations=4, use_cpu=True, report_to='none', output_dir={str(tmp_path / 'out')!r},"
+    script = re.sub(r"max_steps=\d+,", "max_steps=4,", script.replace("beta=0.1,", f"beta=0.1, {ours}", 1))
+    script = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(tmp_path / "model"))
     names = {
         "your_reward": lambda completions, **_: [float(number % 2) for number, _ in enumerate(completions)],
         "your_prompts": Dataset.from_list([{"prompt": f"{number}+1="} for number in range(8)]),
