@@ -281,9 +281,9 @@ def test_every_documented_command_attaches_on_every_rank_with_its_settings(line,
         assert "session.explain() tells more" in done.stdout, "the session's closing words are missing"
 
 
-def test_the_readmes_command_is_of_the_kind_that_is_tested():
+def test_the_pages_command_with_a_preset_is_of_the_kind_that_is_tested():
     short = "accelerate launch -m trl_replay.run --replay_preset sample_efficient train.py"
-    assert short in " ".join((ROOT / "README.md").read_text().replace("\\\n", " ").split())
+    assert short in " ".join(PAGE.split())
 
 
 def test_of_three_weighted_rewards_in_a_yaml_the_one_that_counts_is_named(run, project, monkeypatch, capsys):
