@@ -63,7 +63,7 @@ class CheckedHooks:
         for setting, treatment in reversed(list((treatments or {}).items())):  # who is registered first is called last
             self._register(_Treating(treatment), setting, _constant(setting))
         for plugin in plugins:
-            self._register(plugin.object, plugin.name, _plugin_label(plugin))
+            self._register(plugin.object, plugin.name, _constant(f"Plugin {plugin.name!r} ({plugin.distribution})"))
         self._register(_Configured(made), "configured strategies", self._strategy_label)
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
@@ -461,10 +461,6 @@ def _shown(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype} values of shape {tuple(value.shape)}"
     return f"of type {type(value).__name__}"
-
-
-def _plugin_label(plugin: Plugin) -> Callable[[str], str]:
-    return lambda hook: f"Plugin {plugin.name!r} ({plugin.distribution})"
 
 
 def _constant(label: str) -> Callable[[str], str]:

@@ -11,6 +11,7 @@ import torch
 
 from . import compat
 from .base.files import counted
+from .base.validation import Named
 from .batch.groups import dead_by_function
 from .built_in import ask_built_in
 from .data.counters import DRY_RUN, JUDGED_BY, about, drop_zeros, metrics, own_metrics
@@ -156,10 +157,7 @@ def is_logged(key: str, values: Mapping[str, float], config: ReplayConfig, judge
 
 def _plugins_in_words(settings: Settings) -> str:
     """Whose hooks take part, with the arguments that this run gives them."""
-    told = []
-    for plugin in settings.plugins:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in plugin.arguments.items())
-        told.append(f"{plugin.name}({arguments})" if arguments else plugin.name)
+    told = [str(Named(plugin.name, plugin.arguments)) for plugin in settings.plugins]
     preset = settings.config.replay_preset
     origin = f" (preset {preset!r})" if preset else ""
     return f"plugins that take part{origin}: {', '.join(told)}"

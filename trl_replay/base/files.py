@@ -70,17 +70,14 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def counted(number: object, noun: str, several: str | None = None) -> str:
+def counted(number: object, noun: str) -> str:
     """A number with its noun: `1 group`, `2 groups`.
 
     Args:
         number: Of them.
-        noun (`str`): One of them.
-        several (`str`, *optional*): Any other number of them, where it is not the noun and an s.
+        noun (`str`): One of them; several have an s.
     """
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {several or noun + 's'}"
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def named_in(folder: Path, name: str) -> Path:
