@@ -1,4 +1,4 @@
-"""Every error that trl_replay raises on purpose.
+"""Every error that trl_replay raises on purpose, and the question after a name that does not exist.
 
 ReplayError
 ├── ConfigurationError (ValueError)    a setting can't be used: names the setting, its value and the remedy
@@ -16,6 +16,9 @@ ReplayError
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
 
 
 class ReplayError(Exception):
@@ -72,3 +75,9 @@ class BatchError(ReplayError, ValueError):
 
 class SeamError(ReplayError, RuntimeError):
     """The trainer did not call the wrapped methods as expected."""
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Ask whether the most similar of the known names was meant, after a space; empty if none is similar."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

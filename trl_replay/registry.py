@@ -7,7 +7,6 @@ about once, and raised only when something asks for the failed plugin.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -22,7 +21,7 @@ import pluggy
 
 from .base.validation import Named, arguments_of, refuse_unknown_arguments, unusable
 from .data.types import FieldSpec
-from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
+from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError, nearest
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, called_alone, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec
 
@@ -396,10 +395,7 @@ class Registry:
 
     def _unknown(self, given: str, name: str, kind: str, names: list[str]) -> str:
         short = [offered.rpartition("/")[2] for offered in names]
-        near = difflib.get_close_matches(name, [*names, *short], n=1)
-        text = f"{given}: there is no {kind} {name!r}."
-        if near:
-            text += f" Did you mean {near[0]!r}?"
+        text = f"{given}: there is no {kind} {name!r}.{nearest(name, [*names, *short])}"
         text += f" There are: {', '.join(sorted(names)) or 'none'}."
         for failure in self.failures.values():
             text += f" The plugin {failure.name!r} from {failure.distribution} was not loaded: {failure.reason}"

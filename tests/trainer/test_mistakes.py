@@ -277,7 +277,7 @@ COMMANDS = {
         ["out.csv can't be written", "ends in .parquet"],
     ),
     "a misspelled subcommand": (command("reprot", "here"), ["'reprot'", "report"]),
-    "a misspelled name": (command("list", "prompt_balance"), ["'prompt_balance'", "The nearest: prompt_balanced"]),
+    "a misspelled name": (command("list", "prompt_balance"), ["'prompt_balance'", "Did you mean 'prompt_balanced'?"]),
 }
 
 FILES = {

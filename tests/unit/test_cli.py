@@ -110,7 +110,7 @@ def test_list_shows_plugins_that_take_part_in_training(capsys, plug):
 def test_list_answers_an_unknown_name_with_the_nearest_ones(capsys):
     assert main(["list", "prompt_balance"]) == 1
     err = capsys.readouterr().err
-    assert "There is no strategy, preset or plugin 'prompt_balance'. The nearest: prompt_balanced." in err
+    assert "There is no strategy, preset or plugin 'prompt_balance'. Did you mean 'prompt_balanced'?" in err
     assert main(["list", "xyzzy"]) == 1
     assert "'xyzzy'. `trl-replay list` shows all." in capsys.readouterr().err
 

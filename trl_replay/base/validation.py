@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from math import inf
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, nearest
 from ..specs import Kind
 from .files import KINDS, are_paths, data_files, parse_bytes
 
@@ -138,16 +137,10 @@ def refuse_unknown_arguments(setting: str, taker: str, taken: Arguments, given: 
     if not wrong or taken.others:
         return
     noun = "argument" if len(wrong) == 1 else "arguments"
-    text = f"{setting} can't be used: {taker} has no {noun} {_quoted(wrong)}."
-    near = [match for argument in wrong for match in difflib.get_close_matches(argument, known, n=1)]
-    if near:
-        text += f" Did you mean {_quoted(dict.fromkeys(near))}?"
+    text = f"{setting} can't be used: {taker} has no {noun} {', '.join(map(repr, wrong))}."
+    text += "".join(nearest(argument, known) for argument in wrong)
     text += f" It takes {taken}." if known else " It takes no arguments."
     raise ConfigurationError(text)
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")

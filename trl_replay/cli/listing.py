@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import textwrap
 import warnings
@@ -11,14 +10,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UnknownNameError
+from ..errors import UnknownNameError, nearest
 from .tables import Command, make_console, make_table, printable
 
 if TYPE_CHECKING:
     from ..registry import Plugin, Registry
 
-NEAREST = 3
-"""Most similar names that an unknown one is answered with."""
 SETTINGS = {"preset": 'replay_preset="{}"', "plugin": 'replay_plugins=["{}"]'}
 """The settings that name a preset and a plugin."""
 
@@ -143,15 +140,14 @@ def _called(name: str, found: Sequence[Offer]) -> list[Offer]:
     """The offers of this name, with or without their plugin's name.
 
     Raises:
-        UnknownNameError: There is none; says the nearest names.
+        UnknownNameError: There is none; says the nearest name.
     """
     called = [offer for offer in found if name in offer.names]
     if called:
         return called
     names = sorted(set().union(*(offer.names for offer in found)))
-    near = difflib.get_close_matches(name, names, n=NEAREST)
-    hint = f" The nearest: {', '.join(near)}." if near else ""
-    raise UnknownNameError(f"There is no strategy, preset or plugin {name!r}.{hint} `trl-replay list` shows all.")
+    near = nearest(name, names)
+    raise UnknownNameError(f"There is no strategy, preset or plugin {name!r}.{near} `trl-replay list` shows all.")
 
 
 LIST = Command("list", "presets, strategies and plugins by name, or what one of them is", _add_options, _list)

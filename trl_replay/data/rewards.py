@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, nearest
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -78,13 +77,11 @@ class RewardRule(NamedTuple):
         known = list(self.functions)
         if known.count(name) != 1:
             single = [repr(one) for one in known if known.count(one) == 1]
-            remedy = f"give one of {', '.join(single)}" if single else "give each a `__name__` of its own"
-            near = difflib.get_close_matches(name.removeprefix("rewards/").removesuffix("/mean"), known, n=1)
-            if near and not known.count(name):
-                remedy = f"Did you mean {near[0]!r}? Else {remedy}"
+            remedy = f"Give one of {', '.join(single)}" if single else "Give each a `__name__` of its own"
+            near = "" if name in known else nearest(name.removeprefix("rewards/").removesuffix("/mean"), known)
             raise ConfigurationError(
-                f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: "
-                f"{remedy}, or leave it out for their weighted sum."
+                f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions."
+                f"{near} {remedy}, or leave it out for their weighted sum."
             )
         weight = self.weights[known.index(name)]
         if weight < 0:

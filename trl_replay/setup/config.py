@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -34,7 +33,7 @@ from ..base.validation import (
     true_or_false,
     whole,
 )
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, nearest
 from ..registry import registry
 from ..specs import Kind
 from ..strategies.scopes import SCOPES
@@ -378,9 +377,8 @@ class ReplayConfig:
         for name in names:
             if name in known:
                 continue
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"The settings are: {', '.join(known)}."
-            raise ConfigurationError(f"{source} has no setting {name!r}. {hint}")
+            hint = nearest(name, known) or f" The settings are: {', '.join(known)}."
+            raise ConfigurationError(f"{source} has no setting {name!r}.{hint}")
 
 
 CHECKED: dict[str, Checked] = {
