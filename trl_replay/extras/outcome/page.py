@@ -16,8 +16,6 @@ from .comparison import axis_of, by_label
 from .outcome import ESS, REPLACED, Outcome
 from .run import DEAD, DEAD_AFTER, REDRAWN, Run
 
-COLORS = ("#2f86d8", "#dd6249", "#3b9d5d", "#a066c9", "#b8860b", "#868d97", "#d16ba5", "#17a2a2", "#7a8b1f", "#8c564b")
-"""Of lines, seen on a light and on a dark page."""
 NO_CHARTS = "For charts: pip install matplotlib, and run this again."
 
 
@@ -71,9 +69,9 @@ def charts_of(runs: Sequence[Run], key: str) -> dict[str, str] | None:
                 spent = np.unique(np.concatenate([curve[0] for curve in curves]))
                 values = np.array([np.interp(spent, at, of, np.nan, np.nan) for at, of in curves])
                 name = " " + f"{label} {words}".strip().replace("$", r"\$")  # else a formula, or hidden
-                color = COLORS[len(axes.lines) % len(COLORS)]
-                axes.plot(spent, values.mean(axis=0), color=color, label=name, marker=".")
-                axes.fill_between(spent, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
+                (line,) = axes.plot(spent, values.mean(axis=0), label=name, marker=".")
+                low, high = values.min(axis=0), values.max(axis=0)
+                axes.fill_between(spent, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         if axes.lines:
             axes.set(xlabel=along)
             axes.spines[["top", "right"]].set_visible(False)
