@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import torch
@@ -101,10 +100,7 @@ class Reporting:
         parts = [config.replay_preset] if config.replay_preset else []
         each = f"buffer {processes} × " if processes > 1 else "buffer "
         parts.append(f"{each}{counted(buffer.capacity, 'group')}" if buffer.capacity else "no buffer")
-        if config.replay_warm_start:
-            parts.append(f"{counted(len(buffer), 'group')} from {_name_of(config.replay_warm_start)}")
-        elif len(buffer):
-            parts.append(f"{counted(len(buffer), 'group')} in it")
+        parts += [f"{counted(len(buffer), 'group')} in it"] if len(buffer) else []
         parts += ["dry run"] if config.replay_dry_run else []
         return f"replay: {', '.join(parts)}"
 
@@ -168,9 +164,3 @@ def _scope_in_words(settings: Settings, ranks: int) -> str:
     why = f", chosen by replay_scope='auto': {settings.chosen_scope}" if settings.chosen_scope else ""
     size = settings.config.replay_buffer_size
     return f"scope {settings.config.replay_scope}{why}; {counted(size, 'group')} a process, {size * ranks} in all"
-
-
-def _name_of(source: Any) -> str:
-    """What a warm start reads, in words."""
-    given = source if isinstance(source, list | tuple) else [source]
-    return ", ".join(PurePath(str(one)).name for one in given)

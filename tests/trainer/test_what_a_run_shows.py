@@ -57,7 +57,7 @@ def test_a_run_begins_and_ends_with_a_line_and_tells_what_it_is(tmp_path, capsys
     )
     trainer.train()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("replay")]
-    assert lines[0] == "replay: sample_efficient, buffer 64 groups, 1 group from teacher.jsonl"
+    assert lines[0] == "replay: sample_efficient, buffer 64 groups, 1 group in it"
     count = session.totals.counters
     what = f"{len(session.buffer)} of 64 groups, {count['replaced']:.0f} of {count['groups']:.0f} replaced"
     assert lines[-1].startswith(f"replay: {what}")
