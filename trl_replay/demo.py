@@ -24,7 +24,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from . import attached
-from .testing import make_model, make_tokenizer
+from .testing import PLAIN, make_model, make_tokenizer
 
 ARMS = ("stock", "replay")
 KEYS = 8
@@ -113,16 +113,9 @@ def toy_trainer(
     """
     plain: dict[str, Any] = {
         "output_dir": output_dir,
-        "lr_scheduler_type": "constant",
         "per_device_train_batch_size": GROUPS * GENERATIONS,
         "num_generations": GENERATIONS,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
+        **PLAIN,
     }
     return GRPOTrainer(
         model=model,

@@ -41,6 +41,17 @@ from .setup.assembly import made_up_groups, made_up_rows, made_up_table
 from .specs import Kind
 
 CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
+PLAIN: Mapping[str, Any] = {
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+}
+"""Settings of tiny trainers on the CPU: each update is logged, and nothing is written."""
 
 
 def make_table(scores: Sequence[float], **columns: Any) -> Table:
@@ -554,16 +565,9 @@ def make_trainer(
         "num_generations": size,
         "max_completion_length": 6,
         "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
         "max_steps": 4,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "use_cpu": True,
-        "disable_tqdm": True,
         "shuffle_dataset": False,
-        "bf16": False,
-        "gradient_checkpointing": False,
+        **PLAIN,
     }
     tokenizer = make_tokenizer()
     if model is None:
