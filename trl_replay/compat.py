@@ -28,6 +28,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from . import built_in
+from .base.progress import global_generators_kept
 from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
 from .data.types import Batch, Ints
@@ -305,7 +306,6 @@ def advantages(
             takes them over all rows; these rows themselves if not given. Rows without any reward, which stand for
             none, are then left out in all releases.
     """
-    import torch
     from trl.trainer.utils import nanstd
 
     # before 1.6, rows that no function scored have 0
@@ -327,29 +327,22 @@ def advantages(
 
 
 @cache
-def _installed() -> Version:
+def installed() -> Version:
     """The installed release of TRL, read from its metadata once: that takes a millisecond."""
     return Version(version("trl"))
 
 
-@cache
-def _is_before(installed: Version, release: str) -> bool:
-    return installed < Version(release)
-
-
-def installed() -> str:
-    """The installed release of TRL."""
-    return str(_installed())
+def _is_before(release: str) -> bool:
+    return installed() < Version(release)
 
 
 def counts_unscored() -> bool:
     """Return whether rows that no function scored count with a reward of 0 (before TRL 1.6)."""
-    return _is_before(_installed(), "1.6")
+    return _is_before("1.6")
 
 
 def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_unscored: bool) -> torch.Tensor:
     """`(rows,)`: the weighted sum of each row's rewards, or of what is normalized within its group."""
-    import torch
     from trl.trainer.utils import nanstd
 
     weights = torch.as_tensor(setup.weights).to(rewards)
@@ -404,8 +397,6 @@ def leave_out_of_entropy_control(
     """
     if not getattr(trainer, "use_adaptive_entropy", False):
         return
-    import torch
-
     left_out = mask * replayed.unsqueeze(1)
     sums = [-(entropies * left_out).sum(), -left_out.sum().to(entropies.dtype)]
     if not bool((mask * ~replayed.unsqueeze(1)).any()):
@@ -453,7 +444,7 @@ def denominator(trainer: Any) -> str:
 
 def bonus_over_items(trainer: Any) -> bool:
     """Return whether `num_items_in_batch` divides the entropy bonus, too (TRL 1.8 and 1.9)."""
-    return denominator(trainer) == "items" and _is_before(_installed(), "1.10")
+    return denominator(trainer) == "items" and _is_before("1.10")
 
 
 def is_stock_loss(function: Any) -> bool:
@@ -464,10 +455,10 @@ def is_stock_loss(function: Any) -> bool:
 
 def liger_problems(trainer: Any) -> list[str]:
     """Return why replay is refused with the Liger loss of TRL up to 1.13; nothing with another loss."""
-    if not _is_before(_installed(), "1.14") or not getattr(trainer, "use_liger_kernel", False):
+    if not _is_before("1.14") or not getattr(trainer, "use_liger_kernel", False):
         return []
     problem = (
-        f"use_liger_kernel=True makes TRL {_installed()} train with {LIGER_LOSS}, which never calls {LOGPS}, where "
+        f"use_liger_kernel=True makes TRL {installed()} train with {LIGER_LOSS}, which never calls {LOGPS}, where "
         "replayed rows are corrected: install TRL 1.14 or newer, or set use_liger_kernel=False (and apply Liger's "
         "kernels to the model yourself, before you make the trainer)"
     )
@@ -524,7 +515,6 @@ def split_images(batch: dict[str, Any]) -> dict[str, Any]:
 
 def micro_batches(trainer: Any, batch: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     """A generation batch as the trainer buffers it, rows permuted by `seed`: the global generator stays as it is."""
-    import torch
     from trl.trainer import grpo_trainer as trl
 
     batch = trl.split_pixel_values_by_grid(batch)
@@ -543,7 +533,7 @@ def counted_items(batch: dict[str, Any], lengths: Ints, trainable: Ints) -> Ints
     (With both a tool mask and truncated rows, the batch does not say which of these rows' tokens came from tools: all
     of them count here.)
     """
-    if not _is_before(_installed(), "1.9"):
+    if not _is_before("1.9"):
         return trainable
     if "tool_mask" not in batch:
         return lengths
@@ -617,8 +607,6 @@ def forward_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor | None:
 
 def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """The log-probs of all completion tokens by one no-grad forward."""
-    import torch
-
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     width = batch["completion_ids"].size(1)
@@ -686,28 +674,21 @@ def task_id(environment: Any) -> Any:
 
 def templated(trainer: Any, messages: list[Any]) -> list[int]:
     """Return the token ids of a prompt of messages, as this trainer gives it to its model: with its tools."""
-    ids: list[int] = tokenizer(trainer).apply_chat_template(
-        messages,
-        tools=getattr(trainer, "tools", None) or None,
-        chat_template=getattr(trainer, "chat_template", None),
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        **trainer.chat_template_kwargs,
-    )["input_ids"]
+    tools = getattr(trainer, "tools", None) or None
+    ids: list[int] = _in_template(trainer, messages, True, tools=tools, return_dict=True)["input_ids"]
     return ids
 
 
 def rendered(trainer: Any, messages: Sequence[Any], opens: bool) -> str:
     """Return messages as text, in this trainer's chat template; `opens`: with what stands before an answer."""
-    text: str = tokenizer(trainer).apply_chat_template(
-        messages,
-        chat_template=getattr(trainer, "chat_template", None),
-        add_generation_prompt=opens,
-        tokenize=False,
-        **trainer.chat_template_kwargs,
-    )
+    text: str = _in_template(trainer, messages, opens, tokenize=False)
     return text
+
+
+def _in_template(trainer: Any, messages: Sequence[Any], opens: bool, **how: Any) -> Any:
+    template, settings = getattr(trainer, "chat_template", None), {**trainer.chat_template_kwargs, **how}
+    apply = tokenizer(trainer).apply_chat_template
+    return apply(messages, chat_template=template, add_generation_prompt=opens, **settings)
 
 
 def stop_ids(trainer: Any) -> list[int]:
@@ -739,20 +720,14 @@ def unnoticed(trainer: Any, instead: Mapping[str, Any]) -> Iterator[None]:
         trainer (`trl.GRPOTrainer`): Is as it was afterwards.
         instead (`Mapping[str, Any]`): Attributes of it meanwhile, those alone that it has.
     """
-    import random
-
-    import numpy as np
-    import torch
-
     log = {"_metrics": {"train": defaultdict(list), "eval": defaultdict(list)}, "_logs": copy_of_logs(trainer)}
     pending: dict[str, Any] = {"_pending_extra_logs": defaultdict(list), "_pending_metrics": defaultdict(list)}
     changed = {name: value for name, value in {**log, **pending, **instead}.items() if hasattr(trainer, name)}
     before = {name: trainer.__dict__[name] for name in changed if name in trainer.__dict__}
     seen, model, device = trainer.state.num_input_tokens_seen, trainer.model, trainer.accelerator.device
     modes = [(module, module.training) for module in model.modules()]
-    generators = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with global_generators_kept(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             trainer.__dict__.update(changed)
             model.eval()
             model.training = True  # by which the trainer tells a batch to train on; its layers stay in evaluation
@@ -764,8 +739,6 @@ def unnoticed(trainer: Any, instead: Mapping[str, Any]) -> Iterator[None]:
         trainer.state.num_input_tokens_seen = seen
         for module, mode in modes:
             module.training = mode
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
 
 
 def copy_of_logs(trainer: Any) -> dict[str, Any]:

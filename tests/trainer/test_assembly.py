@@ -31,7 +31,7 @@ def test_an_age_limit_below_the_generation_interval_is_refused(tmp_path):
 def test_the_liger_loss_up_to_trl_1_13_is_refused_with_the_release_and_the_remedies(
     tmp_path, monkeypatch, release, refuses
 ):
-    monkeypatch.setattr("trl_replay.compat._installed", lambda: Version(release))
+    monkeypatch.setattr("trl_replay.compat.installed", lambda: Version(release))
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     trainer.use_liger_kernel = True
     before = dict(trainer.__dict__)

@@ -296,7 +296,7 @@ def roll_call_of(trainer: Any, settings: Settings, scope: Scope) -> RollCall:
         weights = compat.reward_setup(trainer).weights.tolist()
         equal["reward functions and weights"] = list(zip(trainer.reward_func_names, weights, strict=True))
         equal["num_generations"] = trainer.num_generations
-        equal |= {"the release of TRL": compat.installed(), "the release of NumPy": np.__version__}
+        equal |= {"the release of TRL": str(compat.installed()), "the release of NumPy": np.__version__}
         equal["rows a process (per_device_train_batch_size × steps_per_generation)"] = compat.local_rows(trainer)
     rank, ranks = trainer.accelerator.process_index, trainer.accelerator.num_processes
     return RollCall(int(rank), int(ranks), float(trainer.args.ddp_timeout), equal)
