@@ -138,10 +138,8 @@ class RateLimiter:
         if has_begun or not 0 < self.inserted < enough:  # with nothing stored, nothing is held back
             return False
         too_late = clock.planned > 0 and clock.update >= clock.planned // RUN_PART
-        return not too_late and self._is_sparse() and self._live_groups_keep_coming()
-
-    def _is_sparse(self) -> bool:
-        return self.live < SPARSE * max(self.seen, EVIDENCE)
+        is_sparse = self.live < SPARSE * max(self.seen, EVIDENCE)
+        return not too_late and is_sparse and self._live_groups_keep_coming()
 
     def _live_groups_keep_coming(self) -> bool:
         if not self.live:
@@ -923,11 +921,6 @@ def _logps(groups: Groups) -> Floats:
     return np.full(groups.advantages.shape, np.nan) if logps is None else logps
 
 
-def _mean_logps(sums: Floats, tokens: Ints) -> Floats:
-    """The mean log-prob of each row's trainable tokens; NaN without any."""
-    return np.where(tokens > 0, sums / np.maximum(tokens, 1), np.nan)
-
-
 def _columns(groups: Groups) -> dict[str, NDArray[Any]]:
     """What the table has of groups' numbers."""
     logps = _logps(groups)
@@ -941,7 +934,7 @@ def _columns(groups: Groups) -> dict[str, NDArray[Any]]:
         "origin": groups.origin,
         "row_rewards": groups.rewards,
         "row_advantage": groups.advantages,
-        "row_logp": _mean_logps(logps, groups.trainable),
+        "row_logp": np.where(groups.trainable > 0, logps / np.maximum(groups.trainable, 1), np.nan),
         "row_length": groups.lengths,
         "row_items": groups.items,
         "row_masked": groups.masked,

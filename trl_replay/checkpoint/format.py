@@ -210,7 +210,7 @@ def read(folder: Path, rank: int, tables: dict[Path, Any] | None = None) -> Rank
             if path not in payload:
                 _compare(path, _checksum(path), content["files"][name])
             regular(path).stat()
-        table = table_of(folder, content)
+        table = named_in(folder, content["table"][0]) / TABLE
         tables = {} if tables is None else tables
         if table not in tables:
             tables[table] = load_arrays(regular(table))
@@ -229,11 +229,6 @@ def read(folder: Path, rank: int, tables: dict[Path, Any] | None = None) -> Rank
             prompts=load_arrays(files[PROMPTS]) if PROMPTS in files else None,
             files=payload,
         )
-
-
-def table_of(folder: Path, content: Mapping[str, Any]) -> Path:
-    """Where the table of one rank is, by the content of its `state.json`."""
-    return named_in(folder, content["table"][0]) / TABLE
 
 
 def scope_in(folder: Path) -> str:

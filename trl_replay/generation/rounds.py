@@ -416,17 +416,13 @@ def _keys(told: Ints, generated: GroupPlaces) -> Ints:
     keys[groups] = told[ranks, places]
     differing = np.flatnonzero(keys[groups] != told[ranks, places])
     if len(differing):
-        last = differing[-1]
-        raise SeamError(_different_prompts(groups[last], ranks[last]))
+        group, rank = groups[differing[-1]], ranks[differing[-1]]
+        raise SeamError(
+            f"Group {group} of the batch has rows on rank {rank} and rank {rank + 1}, with different prompts: "
+            "trl_replay_inputs must return the same rows on every process. Draw from context.rng alone, and depend "
+            "on nothing that differs between processes."
+        )
     return keys
-
-
-def _different_prompts(group: int, rank: int) -> str:
-    return (
-        f"Group {group} of the batch has rows on rank {rank} and rank {rank + 1}, with different prompts: "
-        "trl_replay_inputs must return the same rows on every process. Draw from context.rng alone, and depend on "
-        "nothing that differs between processes."
-    )
 
 
 Score: TypeAlias = Callable[[Sequence[Row]], Batch]

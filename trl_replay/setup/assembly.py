@@ -13,6 +13,7 @@ import torch
 
 from .. import compat
 from ..base.progress import global_generators_kept
+from ..base.validation import STRATEGY_KINDS
 from ..buffer import Policy, ReplayBuffer
 from ..buffer.replay_buffer import RateLimiter, RateLimits
 from ..data.prompt_table import PromptTable
@@ -243,10 +244,6 @@ def _keeps_nothing(strategy: Any) -> bool:
     return isinstance(strategy, FunctionType) and strategy.__closure__ is None
 
 
-CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
-"""Kinds of strategies that are called as functions."""
-
-
 def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
     """Build a session's components from its settings.
 
@@ -264,7 +261,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
     tasks = Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
     strategies = settings.strategies
     scope = _scope(trainer, settings)
-    made = {kind: strategies[kind].make() for kind in CALLED}
+    made = {kind: strategies[kind].make() for kind in STRATEGY_KINDS}
     room = room_in(trainer, settings, scope)
     if not loss.token_weights:
         _refuse_inexact_token_weights(trainer, settings, made["correction"])
@@ -288,7 +285,7 @@ def assemble(trainer: Any, settings: Settings, loss: OfLoss) -> Components:
         max_uses=config.replay_max_uses,
         retire_passes=config.replay_retire_passes,
         weigh=weigh,
-        draws_same_prompt=_draws_same_prompt(settings, made["sampler"]),
+        draws_same_prompt=_all_say(_objects(settings, "sample") or [made["sampler"]], "same_prompt"),
         drops=_all_say(_objects(settings, "rank") or [made["evictor"]], "drops"),
         stateful={kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)},
     )
@@ -361,11 +358,6 @@ def _objects(settings: Settings, hook: str) -> list[Any]:
 
 def _all_say(givers: Sequence[Any], attribute: str) -> bool:
     return all(getattr(giver, attribute, False) for giver in givers)
-
-
-def _draws_same_prompt(settings: Settings, sampler: Any) -> bool:
-    """Tell whether entries are drawn for slots of their own prompt only, by whoever draws."""
-    return _all_say(_objects(settings, "sample") or [sampler], "same_prompt")
 
 
 def _records(settings: Settings, selector: Any) -> bool:

@@ -187,7 +187,7 @@ class Scope:
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Payload) -> Parts:
         """Choose an owner for each arrival, and move payload that was generated elsewhere."""
-        rows = _rows_of(table, arrivals)
+        rows = table.rows_of([arrival.serial for arrival in arrivals])
         loads = np.bincount(table.owner, minlength=self.ranks)
         loads -= np.bincount(table.owner[rows], minlength=self.ranks)
         owners: list[int] = []
@@ -267,8 +267,3 @@ def choose_scope(processes: int, rows: int, size: int) -> ScopeChoice:
     if groups < FEW_GROUPS:
         return ScopeChoice("gathered", f"{each}, fewer than {FEW_GROUPS}: one buffer for all finds more to replay")
     return ScopeChoice("process", f"{each}, and all of their rows")
-
-
-def _rows_of(table: Table, arrivals: Sequence[Arrival]) -> Ints:
-    """Return the rows of the entries that have just arrived; the table has all of them."""
-    return table.rows_of([arrival.serial for arrival in arrivals])
