@@ -67,7 +67,6 @@ ALSO = {
         "trainer/test_generation_rounds.py",
         "distributed/test_generation_ranks.py",
     ),
-    "step/training_batch.py": ("trainer/test_mixing.py",),
     "batch/groups.py": ("unit/test_group_view.py", "unit/test_candidates.py", "trainer/test_dead_groups.py"),
     "buffer/replay_buffer.py": (
         "unit/test_evictors.py",
@@ -87,7 +86,7 @@ ALSO = {
         "trainer/test_token_advantages.py",
     ),
     "session.py": ("trainer/test_session.py", "trainer/test_device_waits.py"),
-    "step/step.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
+    "step/step.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py", "trainer/test_mixing.py"),
     "loss/tap.py": (
         "trainer/test_subclasses.py",
         "trainer/test_users_losses.py",
@@ -180,7 +179,7 @@ NAMED = (
         "!= mixed.groups.prompt[:, None]) & anew", "!= mixed.groups.prompt[:, None]) & False",
     ),
     Named(
-        "rows of a mixed group keep their own advantages", "step/training_batch.py",
+        "rows of a mixed group keep their own advantages", "step/step.py",
         "changed = rows.of_here(plan.advantages != own)", "changed = rows.of_here(plan.advantages != own) & False",
     ),
     Named(
@@ -192,7 +191,7 @@ NAMED = (
         "np.flatnonzero(some & ~dead)", "np.flatnonzero(some)",
     ),
     Named(
-        "masked rows stay in the loss's denominator", "step/training_batch.py",
+        "masked rows stay in the loss's denominator", "step/step.py",
         "np.where(plan.masked & leaves_out, EXCLUDED, 0)", "np.where(plan.masked & False, EXCLUDED, 0)",
     ),
 )  # fmt: skip

@@ -22,8 +22,7 @@ from .protocols import SessionFiles
 from .reporting import Reporting
 from .setup.config import ReplayConfig
 from .setup.settings import Components, Settings
-from .step.step import Step
-from .step.training_batch import StepCarry
+from .step.step import Step, StepCarry
 from .strategies.scopes import Scope
 
 NOT_ATTACHED = "Groups can be added to the buffer of an attached session only: attach(trainer).add(…)."

@@ -12,19 +12,60 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch.groups import AdvantageFormula, Candidate, PendingGroups, least_size, teach_nothing
+from ..batch.groups import AdvantageFormula, Block, Candidate, PendingGroups, least_size, teach_nothing
 from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally
 from ..data.plan import EMPTY, Plan
 from ..data.rewards import reward_noise
 from ..data.table import Table
-from ..data.types import NONE, Bools, Floats, Groups, Ints
+from ..data.types import NONE, Batch, Bools, Floats, Groups, Ints
 from ..distributed.communicator import Admitted, Decision, SharedRows
 from ..errors import SeamError
 from ..loss.tap import Handshake
 from ..setup.settings import Components, Settings
-from .training_batch import ScoredBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """A generation batch, of which no group will be generated again.
+
+    Attributes:
+        batch (`dict`): This process's rows as TRL returned them, texts on the CPU, with the advantages that a plugin
+            gave them.
+        given (`dict`): As TRL returned them, on its device.
+        on_cpu (`dict`): The copies of these on the CPU, which `batch` has where nothing was changed.
+        rows ([`SharedRows`]): Where they lie.
+        groups ([`Groups`]): The groups that the scope shares, with what a plugin made of their advantages.
+        generations (`tuple[Groups, ...]`): The groups of all rounds of generation.
+        refilled (`int`): How many of the groups are of further rounds.
+        formula ([`AdvantageFormula`]): How TRL made advantages of its rewards.
+        keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
+        recorded ([`Block`], *optional*): Log-probs that are stored without being seen by the loss (`replay_record`).
+        logps_known (`bool`): Whether its log-probs are known before the loss sees its rows.
+    """
+
+    batch: Batch
+    given: Batch
+    on_cpu: Batch
+    rows: SharedRows
+    groups: Groups
+    generations: tuple[Groups, ...]
+    refilled: int
+    formula: AdvantageFormula
+    keys: frozenset[str]
+    recorded: Block | None
+    logps_known: bool
+
+    @property
+    def surplus(self) -> int:
+        """Number of groups of further rounds that took no slot."""
+        return sum(len(groups) for groups in self.generations[1:]) - self.refilled
+
+    def emptied(self) -> ScoredBatch:
+        """The batch with every slot to be filled."""
+        dead = np.ones(len(self.groups), bool)
+        return replace(self, groups=replace(self.groups, dead=dead))
 
 
 def shaped(new_groups: Groups, given: Floats) -> Groups:

@@ -1,41 +1,44 @@
-"""What a session does with each batch that the trainer scored, and with those that only enter the buffer."""
+"""What a session does with each batch that the trainer scored, up to the one that is trained on, and with those that
+only enter the buffer."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 
 from .. import compat
-from ..batch.compose import padding
-from ..batch.groups import LONGER, AdvantageFormula, Block, Candidate, PendingGroups, serials_of
+from ..base.progress import begin, send
+from ..batch.compose import compose, cut, padding, with_stored_fields
+from ..batch.groups import (
+    LONGER,
+    AdvantageFormula,
+    Block,
+    Candidate,
+    PendingGroups,
+    Recorded,
+    fill_missing,
+    serials_of,
+    with_rewards,
+)
 from ..data.counters import SETTLED, Tally
-from ..data.types import Batch, Group, Groups, Placement, Row
+from ..data.plan import FRESH, Plan
+from ..data.types import PIXELS, Batch, Bools, FieldTable, Floats, Group, Groups, Ints, Placement, Row
 from ..distributed.communicator import Agreed, Communicator, Decision, RollCall, SharedRows
-from ..errors import ReplayError, SeamError
+from ..errors import ConfigurationError, ReplayError, SeamError
 from ..generation.rounds import Judge, JudgedBatch, Rounds, Score
-from ..loss.supply import ROWS, Denominator, Placed, Supply
-from ..loss.tap import Handshake, Tap
+from ..loss.supply import COMPOSED, EXCLUDED, ROWS, SILENT, WITHOUT_KL, Denominator, Placed, Supply
+from ..loss.tap import Handshake, Tap, TapState
 from ..reporting import Reporting
 from ..setup.settings import Components
-from .decisions import Decisions
-from .training_batch import (
-    IterationTemplate,
-    ScoredBatch,
-    StepCarry,
-    collect,
-    compose_batch,
-    count_items,
-    row_factor,
-    row_flags,
-    send_batch,
-    write_advantages,
-)
+from .decisions import Decisions, ScoredBatch
 
 NOTHING_LEFT = (
     "Another reward rule than the present one scored the groups of this run, so they have left the buffer, and it "
@@ -46,6 +49,66 @@ REPEATS = (
     "This run generates one batch, and an iteration trains on it again, for no stored group could be drawn: it learns "
     "nothing from its file. Raise the limit that holds groups back, or end the run here."
 )
+
+
+SAVED = ("collected_at", "unfinished", "settled")
+"""Attributes of [`StepCarry`] that a checkpoint keeps."""
+
+
+@dataclass(slots=True)
+class StepCarry:
+    """State that a session carries from one generation batch to the next.
+
+    Attributes:
+        pending ([`PendingGroups`], *optional*): The last batch's candidates; None if they have settled.
+        collected_at (`int`, *optional*): Update at which candidates were last collected.
+        unfinished (`bool`): Whether a batch was scored since training last ended.
+        settled (`dict[str, float]`): What further iterations have counted since the batch was generated, on all
+            processes: the next batch's metrics tell it.
+    """
+
+    pending: PendingGroups | None = None
+    collected_at: int | None = None
+    unfinished: bool = False
+    settled: dict[str, float] = field(default_factory=dict)
+
+    def pop_candidates(self) -> PendingGroups | None:
+        """Return the candidates, for the batch that settles them, and forget them here."""
+        pending, self.pending = self.pending, None
+        return pending
+
+    def collected(self, pending: PendingGroups, update: int) -> None:
+        """Keep a batch's candidates until the next batch settles them, with the number of updates done."""
+        self.pending = pending
+        self.collected_at = update
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, candidates apart."""
+        return {name: getattr(self, name) for name in SAVED}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave, without candidates."""
+        for name in SAVED:
+            setattr(self, name, state[name])
+        self.pending = None
+
+
+@dataclass(slots=True)
+class IterationTemplate:
+    """One generation batch, kept until the next one.
+
+    Attributes:
+        scored ([`ScoredBatch`]): The batch before anything was exchanged, with all groups dead: a further iteration
+            may fill each slot.
+        expected ([`TapState`]): What the tap does about the composed batch.
+        micro_batches (`list`, *optional*): The composed batch as the trainer buffers it, once an iteration has begun.
+        step (`int`, *optional*): The trainer's count of micro-batches when an iteration last began.
+    """
+
+    scored: ScoredBatch
+    expected: TapState
+    micro_batches: list[Any] | None = None
+    step: int | None = None
 
 
 class Step:
@@ -447,3 +510,175 @@ class Step:
         seen = [of_rank["prompts"] for of_rank in ranks if of_rank["prompts"]]
         if seen:
             self.rounds.table.load_state_dict(*seen, own=of_ranks is None)
+
+
+def write_advantages(batch: Batch, rows: SharedRows, groups: Groups, of_tokens: bool) -> Batch:
+    """The batch with what a plugin made of the advantages of this process's rows; values that it left keep their
+    bits, and without any other the batch itself returns.
+
+    Args:
+        batch (`dict`): As TRL returned it.
+        rows ([`SharedRows`]): With the columns of the trainer's own.
+        groups ([`Groups`]): As the plugin shaped them.
+        of_tokens (`bool`): Whether each token has its own advantage.
+    """
+    shaped = rows.of_here(groups.advantages)
+    changed = shaped != rows.columns["advantages"][rows.here]
+    if of_tokens and shaped[changed].any():
+        raise ConfigurationError(
+            "A plugin's trl_replay_advantages gave a row another advantage, and this trainer gives one to each of its "
+            "tokens: there a plugin can only mask rows (NaN) or give them 0. Leave the plugin out."
+        )
+    return _with_advantages(batch, shaped, changed)
+
+
+def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
+    """The batch with some of its advantages changed; `values` and `changed` are `(B,)`."""
+    if not changed.any():
+        return batch
+    advantages = batch["advantages"]
+    shape = (-1, *[1] * (advantages.dim() - 1))
+    where = torch.from_numpy(changed).view(shape)
+    written = torch.tensor(values).to(advantages).view(shape)  # a copy: the view of the groups can only be read
+    return {**batch, "advantages": torch.where(where, written, advantages)}
+
+
+def compose_batch(
+    scored: ScoredBatch, decision: Decision, payload: Mapping[int, Group], components: Components
+) -> tuple[Batch, list[Placement]]:
+    """The batch that the plan describes; the fresh one itself where every row trains on itself.
+
+    Args:
+        scored ([`ScoredBatch`]): The batch.
+        decision ([`Decision`]): With the plan.
+        payload (`Mapping[int, Group]`): What was drawn, by serial.
+        components ([`Components`]): How to pad.
+
+    Returns:
+        The batch, and the placements of stored rows.
+    """
+    rows, plan, fields, buffer = scored.rows, decision.plan, components.fields, components.buffer
+    replayed = rows.placements(decision, buffer.table, buffer.clock.update, payload)
+    batch, placements = with_stored_fields(scored.batch, fields, replayed)
+    composed = compose(batch, fields, placements, components.loss.pad_to_multiple_of)
+    own = plan.column(buffer.table.row_advantage, scored.groups.advantages)
+    changed = rows.of_here(plan.advantages != own)
+    return _with_advantages(composed, rows.of_here(plan.advantages), changed), replayed
+
+
+def row_flags(rows: SharedRows, plan: Plan, leaves_out: bool) -> Ints:
+    """The second column of the batch key `ROWS`, `(B,)` int64.
+
+    Args:
+        rows ([`SharedRows`]): Where rows lie.
+        plan ([`Plan`]): What they train on.
+        leaves_out (`bool`): Whether masked rows are out of denominators.
+    """
+    flags = np.where(plan.masked | plan.silent, SILENT, 0)
+    flags |= np.where(plan.masked & leaves_out, EXCLUDED, 0)
+    flags |= np.where(plan.kl, 0, WITHOUT_KL)
+    here = rows.of_here(flags)
+    here |= COMPOSED * int((rows.of_here(plan.entry) != FRESH).any())
+    return here
+
+
+def row_factor(total: Mapping[str, float], size: int) -> float:
+    """Rows of all processes over those that are not masked; 1 where none is left, and denominators stay."""
+    rows = total["groups"] * size
+    left = rows - total["excluded"] * size - total["masked"]
+    return rows / left if left else 1.0
+
+
+def count_items(batch: Batch, total: Mapping[str, float], size: int, told: int | None) -> Batch:
+    """The composed batch with its token count corrected by what all ranks exchanged and left out.
+
+    Args:
+        batch (`dict`): Composed.
+        total (`Mapping[str, float]`): Counters of all ranks.
+        size (`int`): Rows of a group.
+        told (`int`, *optional*): The token count of the batch as it was scored, where the loss divides by it.
+
+    Raises:
+        SeamError: It counts something else than the tokens that train.
+    """
+    masked = total["excluded"] * size + total["masked"]
+    if not total["items_delta"] or masked == total["groups"] * size:
+        return batch
+    if told is not None and told != total["items"] and not total["refilled"]:
+        raise SeamError(
+            f"num_items_in_batch of the scored batch is {told}, and its rows have {total['items']:.0f} tokens that "
+            "train: replay can't tell what it would be with other rows. Leave the count as TRL made it and change the "
+            "loss instead, or train without replay: use_replay=False."
+        )
+    items = batch["num_items_in_batch"]
+    change = torch.as_tensor(total["items_delta"], dtype=items.dtype, device=items.device)
+    counted = items + change
+    return {**batch, "num_items_in_batch": torch.where(counted > 0, counted, items)}
+
+
+def collect(scored: ScoredBatch, slots: Sequence[int], components: Components) -> list[Candidate]:
+    """The live groups that are to be stored, as candidates: complete where their log-probs are known.
+
+    Args:
+        scored ([`ScoredBatch`]): The batch.
+        slots (`Sequence[int]`): Which groups.
+        components ([`Components`]): How to cut each key, and the buffer, which numbers them.
+    """
+    batch, fields, buffer = scored.batch, components.fields, components.buffer
+    stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
+    local = {slot: scored.rows.local(slot) for slot in slots}
+    groups = iter(cut(batch, fields, [rows for rows, _ in local.values() if rows.stop]))
+    candidates = []
+    numbers = buffer.take_serials(len(slots))
+    for number, (slot, (rows, first)) in zip(numbers, local.items(), strict=True):
+        candidate = Candidate(
+            serial=number,
+            slot=slot,
+            group=with_rewards(next(groups), scored.groups.rewards[slot, first:]) if rows.stop else None,
+            keys=scored.rows.holds(stored, slot),
+            rows=rows,
+            update=buffer.clock.update,
+        )
+        candidates.append(candidate)
+        if candidate.group is None:
+            continue
+        if scored.recorded is not None:
+            candidate.records = [Recorded(scored.recorded, row) for row in range(rows.start, rows.stop)]
+        elif not candidate.waits:
+            fill_missing(candidate.group.tensors)
+        if PIXELS in candidate.group.tensors:
+            tensors = candidate.group.tensors.items()
+            candidate.images = begin({key: tensor for key, tensor in tensors if fields.is_image(key)})
+    return candidates
+
+
+def send_batch(
+    batch: Batch,
+    given: Batch,
+    on_cpu: Batch,
+    fields: FieldTable,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> tuple[Batch, dict[str, torch.Tensor]]:
+    """A composed batch on the trainer's device: tensors that are still those of the fresh batch are the trainer's own,
+    and all others go up in one copy.
+
+    Args:
+        batch (`dict`): Its texts on the CPU.
+        given, on_cpu (`dict`): The fresh batch on the trainer's device and on the CPU.
+        fields ([`FieldTable`]): The batch keys that are known.
+        others (`Mapping[str, torch.Tensor]`): What goes up with it.
+
+    Returns:
+        The batch, and `others`.
+    """
+    sent: Batch = {
+        key: given[key] if key in on_cpu and value is on_cpu[key] else value for key, value in batch.items()
+    }
+    device = given["prompt_ids"].device
+    away = {
+        key: value
+        for key, value in sent.items()
+        if torch.is_tensor(value) and value.device != device and key != ROWS and not fields.is_image(key)
+    }
+    moved = send({**away, **{("", name): value for name, value in others.items()}}, device)
+    return {**sent, **{key: moved[key] for key in away}}, {name: moved["", name] for name in others}
