@@ -84,7 +84,8 @@ def main(beginnings: list[str]) -> None:
                 print(*sorted(done.stdout.splitlines()), sep="\n", flush=True)
             else:
                 found = digests(name, Path(folder, str(number)))
-                print(f"{' '.join(found)}  {name} {os.environ.get('RANK', '')}", flush=True)
+                line = f"{' '.join(found)}  {name} {os.environ.get('RANK', '')}\n"
+                print(line, end="", flush=True)  # at once: two processes share the output
     if "RANK" in os.environ:
         torch.distributed.destroy_process_group()
         os._exit(0)  # gloo's threads can abort an interpreter that is being torn down: pytorch/pytorch#179291
