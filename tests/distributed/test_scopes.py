@@ -16,8 +16,8 @@ from launches import (
 from one_rank import told
 from scripted import LIMITS, build, mixed, run
 
-WORLDS = (2, 3, 4)
-LAYOUTS = {2: ((8, 4), (6, 4)), 3: ((6, 3), (4, 3)), 4: ((4, 4), (5, 4), (2, 8))}
+WORLDS = (2, 4)
+LAYOUTS = {2: ((8, 4), (6, 4)), 4: ((4, 4), (5, 4), (2, 8))}
 NAMES = ("whole", "straddling", "one group on all")
 SHARED = [(world, "gathered", layout) for world in WORLDS for layout in NAMES[: len(LAYOUTS[world])]]
 ALL = [*SHARED, *((world, "process", "whole") for world in WORLDS)]

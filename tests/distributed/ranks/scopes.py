@@ -19,7 +19,6 @@ from trl_replay.strategies.policies import advantage_std
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LAYOUTS = {  # per number of processes: (rows of a process, num_generations), whole groups first and then straddling
     2: {"whole": (8, 4), "straddling": (6, 4)},
-    3: {"whole": (6, 3), "straddling": (4, 3)},
     4: {"whole": (4, 4), "straddling": (5, 4), "one group on all": (2, 8)},
 }
 REPLAY = {"replay_buffer_size": 6}
