@@ -45,3 +45,9 @@ def test_a_private_name_is_found_however_it_is_written(code):
 )
 def test_names_of_our_own_are_none_of_trls(code):
     assert not list(private_names(ast.parse(code)))
+
+
+def test_only_compat_asks_which_release_is_installed():
+    """Differences between releases are handled in one place."""
+    asking = [path.name for path in MODULES if 'version("trl")' in path.read_text(encoding="utf-8")]
+    assert asking == []
