@@ -49,16 +49,6 @@ def test_the_default_chooses_the_scope_by_how_groups_lie_and_says_so(launches, c
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered"])
-def test_least_used_goes_through_a_shared_buffer_in_passes(launches, scope):
-    """Four groups, and two slots in each of six batches; of private buffers two, and one slot."""
-    ranks = launches(2, f"passes {scope}")
-    assert [rank["uses"] for rank in ranks] == [[3] * (2 if scope == "process" else 4)] * 2
-    if scope != "process":
-        check_one_table(ranks)
-        assert ranks[0]["drawn"] == ranks[1]["drawn"], "all decide alike"
-
-
-@pytest.mark.parametrize("scope", ["process", "gathered"])
 def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches, scope):
     """Rewards are sparse: a quarter of 12 updates. Of private buffers the other rank's stays empty."""
     ranks = launches(2, f"waiting {scope}")

@@ -132,7 +132,9 @@ def random_pattern(number: int, ranks: int) -> Pattern:
         "replay_scope": scope,
         "replay_buffer_size": int(random.integers(1, 12)),
         "replay_start": 0,
-        "replay_sampler": str(random.choice(["proportional", "prompt_balanced", "uniform", "top", "newest"])),
+        "replay_sampler": str(
+            random.choice(["proportional", "prompt_balanced", "uniform", "top", "newest", "least_used"])
+        ),
         "replay_evictor": str(random.choice(["heap", "prompt_balanced", "fifo", "reservoir"])),
         "replay_unfilled": str(random.choice(["keep", "mask"])),
         "replay_max_uses": [None, 1, 2][random.integers(3)],

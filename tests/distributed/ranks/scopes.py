@@ -48,11 +48,6 @@ def rare(update, group, rank):
     return int(update == group == 0)
 
 
-def at_first(update, group, rank):
-    """All live, and then all dead."""
-    return int(update == 0)
-
-
 class Raising:
     """A strategy that raises on rank 1 from the third update on."""
 
@@ -110,8 +105,6 @@ def cases(launched):
             f"waiting {scope}",
             lambda s=scope: trained(folder, "whole", rare, {"max_steps": 12}, replay_scope=s, replay_buffer_size=64),
         )
-        passes = {"replay_sampler": "least_used", "replay_max_fraction": 0.5, "replay_start": 0}
-        yield (f"passes {scope}", lambda s=scope, p=passes: trained(folder, "whole", at_first, replay_scope=s, **p))
     yield from comparable(folder, *LAYOUTS[2]["whole"])
     for name, rows in (("few groups", 8), ("groups enough", 16)):
         yield f"auto, {name}", lambda r=rows: chosen(folder, r)
