@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from one_rank import own
 from scripted import build
-from support import Act, Spy
+from support import Act, Spy, plugin_class
 
 import trl_replay
 from trl_replay import compat
@@ -39,29 +39,16 @@ def often(update, group, rank):
 ITERATIONS = {"num_iterations": 3, "max_steps": 6}
 
 
-class Lopsided:
-    """A plugin that edits the plan on one rank."""
-
-    @trl_replay.hookimpl
-    def trl_replay_plan(self, plan, context):
-        if RANK == 1 and context.update >= 2:
-            plan.advantages[0, 0] += 0.5
+def lopsided(plan, context):
+    """Edits the plan on one rank."""
+    if RANK == 1 and context.update >= 2:
+        plan.advantages[0, 0] += 0.5
 
 
-class Scaling:
-    """A plugin that gives all rows other advantages on each rank, by this share."""
-
-    def __init__(self, share):
-        self.share = share
-
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups):
-        return groups.advantages * (1.0 + self.share * RANK)
-
-
-PLUGINS = {"lopsided": Lopsided(), "scaling": Scaling(1e-3), "rounding": Scaling(1e-8)}
-for name, plugin in PLUGINS.items():
-    trl_replay.register(plugin, name)
+trl_replay.register(plugin_class(plan=lopsided)(), "lopsided")
+for name, share in {"scaling": 1e-3, "rounding": 1e-8}.items():  # of the advantages of all rows, on one rank
+    shaped = plugin_class(advantages=lambda groups, by=1.0 + share * RANK: groups.advantages * by)
+    trl_replay.register(shaped(), name)
 
 
 class Odd(Spy):
@@ -117,7 +104,7 @@ def cases(launched):
         return Case(folder, attach, {**waits, **(settings or {})}, **replay)
 
     yield "clear on one", lambda: clearing(case(replay_scope="gathered"))
-    yield "detach on both", lambda: detaching(case(replay_scope="gathered"), ranks=(0, 1))
+    yield "detach on both", lambda: detaching(case(replay_scope="gathered"))
     yield "a plan edited on one", lambda: case(replay_scope="gathered", replay_plugins=["lopsided"]).train()
     for plugin, scope in OWN_NUMBERS:
         settings = {"replay_scope": scope, "replay_plugins": [plugin]}
@@ -153,8 +140,8 @@ def clearing(case):
     return case.at(3, case.session.buffer.clear).train()
 
 
-def detaching(case, ranks=(0,), update=3):
-    return case.at(update, lambda: trl_replay.detach(case.trainer), ranks).train()
+def detaching(case):
+    return case.at(3, lambda: trl_replay.detach(case.trainer), (0, 1)).train()
 
 
 def adding(case, ranks=(0,), differ=False):
