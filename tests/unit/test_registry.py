@@ -323,7 +323,6 @@ class Space:
         ("Factory", {}, [3, 2]),
         ("Factory", {"power": 2}, [9, 4]),
         ("make", {"power": 2}, [9, 4]),
-        ("make", {}, [3, 2]),
         ("instance", {}, [9, 4]),
     ],
 )

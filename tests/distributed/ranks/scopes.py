@@ -9,7 +9,7 @@ import torch
 from methods import INJECTED
 from one_rank import own
 from scripted import LIMITS, build, mixed, run, uneven
-from support import Act
+from support import Act, plugin_class
 
 import trl_replay
 from trl_replay.buffer.replay_buffer import OTHER_RULE, ReplayBuffer
@@ -63,11 +63,11 @@ class Raising:
 def failing_in(hook, update):
     """A plugin whose hook raises on rank 1, from an update on."""
 
-    def fail(self, context):
+    def fail(context):
         if RANK == 1 and context.update >= update:
             raise ZeroDivisionError("no luck on this rank")
 
-    return type("Failing", (), {f"trl_replay_{hook}": trl_replay.hookimpl(fail)})()
+    return plugin_class(**{hook: fail})()
 
 
 def without_memory(method, attempt):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from one_rank import outcome, own, rank
 from scripted import build
+from support import plugin_class
 
 import trl_replay
 from trl_replay import FieldSpec
@@ -57,12 +58,6 @@ class Shaping:
         return groups.advantages * self.by
 
 
-class Keys:
-    @trl_replay.hookimpl
-    def trl_replay_fields(self):
-        yield FieldSpec(f"extra_{rank()}", layout="row")
-
-
 class Released:
     @trl_replay.hookimpl
     def trl_replay_strategies(self):
@@ -76,7 +71,8 @@ class Released:
 def register():
     """The same plugins on both ranks, one of them in two releases."""
     trl_replay.register(Shaping(), "shaping")
-    trl_replay.register(Keys(), "keys")
+    keys = plugin_class(fields=lambda: [FieldSpec(f"extra_{rank()}", layout="row")])
+    trl_replay.register(keys(), "keys")
     registry().add(Released(), "released", f"released {rank() + 1}.0")
 
 
