@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package and the tests anew
 
-.PHONY: demo real check unit test vllm unsloth martingale lint mutants compat canary pages docs site-check dist dist-all clean
+.PHONY: demo real check unit test vllm unsloth martingale lint mutants compat pages docs site-check dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	@echo "Making .venv, and installing torch, TRL, and this package into it: a few minutes."
@@ -87,9 +87,6 @@ mutants: .venv/.installed # damages the code on purpose: some test must notice
 
 compat: .venv/.installed # trains and replays on seven TRL releases; needs a package index
 	$(BIN)/python tests/compat/run.py
-
-canary: .venv/.installed # reads the source of every TRL release in range; needs a package index
-	$(BIN)/python tests/compat/canary.py
 
 pages: .venv/.installed # writes what pages have from the code: settings, commands, presets, public names
 	$(BIN)/python docs/theme/generated.py

@@ -1,13 +1,10 @@
 """A session's state: resuming is bit-identical to the run that never stopped, wherever stock's own resume is."""
 
 import json
-import shutil
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from methods import EVERY_GROUP
 from replaying import build as trainer_of
 from resuming import (
@@ -19,13 +16,10 @@ from resuming import (
     last,
     restored,
     resume,
-    rewrite,
     runs,
     state,
     train,
 )
-from safetensors.numpy import load_file
-from safetensors.torch import save_file
 from support import DEAD, HALF, LIVE, Rewards
 from transformers import TrainerCallback
 from trl import GRPOTrainer
@@ -36,8 +30,7 @@ from trl_replay.checkpoint import format as saved
 from trl_replay.checkpoint.saving import GONE, REPLACED
 from trl_replay.distributed import communicator
 from trl_replay.errors import MismatchError
-from trl_replay.serialization.groups import pack, to_tensors, unpack
-from trl_replay.testing import make_model, make_tokenizer, make_trainer
+from trl_replay.testing import make_trainer
 
 RUNS = dict(runs())
 
@@ -153,11 +146,6 @@ def test_51_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(
     assert [folder.name for folder in other.folders] == ["one two"], "a folder of its own"
 
 
-def larger_vocabulary(folder):
-    tokenizer = make_tokenizer()
-    return build(folder, model=make_model(tokenizer, vocab_size=len(tokenizer) + 8), max_steps=8)
-
-
 def other_tokenizer(folder):
     trainer = build(folder, max_steps=8)
     trainer._tokenizer.add_tokens(["ü"])
@@ -175,26 +163,6 @@ def test_what_was_saved_under_other_settings_is_refused_with_both_values(tmp_pat
         resume(tmp_path, checkpoint, replay_scope="gathered")
     with pytest.raises(MismatchError, match=rf"{refused}the tokenizer's fingerprint was '\w+' and is '\w+'\."):
         resume(tmp_path, checkpoint, trainer=other_tokenizer(tmp_path))
-    with pytest.raises(MismatchError, match=rf"{refused}the model's vocabulary size was 44 and is 52\."):
-        restored(tmp_path, str(without_model(checkpoint, tmp_path)), trainer=larger_vocabulary(tmp_path))
-
-
-def without_model(checkpoint, folder):
-    """The checkpoint with a model of a larger vocabulary in it."""
-    copy = Path(shutil.copytree(checkpoint, folder / "grown"))
-    larger_vocabulary(folder).model.save_pretrained(copy)
-    for path in ("optimizer.pt", "scheduler.pt"):
-        (copy / path).unlink()
-    return copy
-
-
-def test_the_user_may_decide_to_go_on_with_an_empty_buffer(tmp_path, checkpoint):
-    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
-    shutil.rmtree(copy / "trl_replay")
-    with pytest.warns(UserWarning, match="holds no replay buffer: training resumes with an empty one"):
-        session = resume(tmp_path, copy, num_generations=6)
-    assert session.update == 2
-    assert session.totals.batches == 2
 
 
 class Stateful:
@@ -265,13 +233,6 @@ def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_and_leaves_the_b
     with pytest.raises(CheckpointError, match=r"checkpoint-6.*Plugin 'second'.*trl_replay_load.*too many"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert len(session.buffer) == 0, "nothing half-restored is trained on, should it be called again"
-
-
-def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path, checkpoint):
-    scores = sorted(load_file(checkpoint / "trl_replay" / "rank-00000" / "table.safetensors")["score"])
-    found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")
-    assert sorted(found["columns"]["score"]) == scores[-2:]
-    assert len(found["payload"]) == 2
 
 
 def test_165_entries_longer_than_completions_may_be_now_leave_when_training_resumes(tmp_path):
@@ -383,22 +344,6 @@ def test_an_empty_buffer_makes_the_round_trip(tmp_path, scope):
     _, session = train(tmp_path, trainer=again, resume=str(tmp_path / "checkpoint-2"), replay_scope=scope)
     assert session.totals.batches == 4
     assert len(session.buffer) == 4
-
-
-def test_log_probs_that_were_saved_in_bfloat16_are_replayed_as_they_are(tmp_path):
-    train(tmp_path, max_steps=6)
-    rank = tmp_path / "checkpoint-6" / "trl_replay" / "rank-00000"
-    payload = rank / "payload-00000.safetensors"
-    (then,) = saved.read_all(tmp_path / "checkpoint-6")
-    groups = {serial: unpack(packed) for serial, packed in then.payload()}
-    for group in groups.values():
-        group.tensors["old_per_token_logps"] = group.tensors["old_per_token_logps"].bfloat16()
-    save_file(to_tensors({serial: pack(group) for serial, group in groups.items()}), payload)
-    rewrite(rank, lambda told: told["files"].update({payload.name: saved._checksum(payload)}))
-    session = resume(tmp_path, tmp_path / "checkpoint-6", max_steps=10, replay_evictor="heap")
-    held = {session.buffer.load(serial).tensors["old_per_token_logps"].dtype for serial in session.buffer.held()}
-    assert held == {torch.float32, torch.bfloat16}
-    assert session.totals.counters["replaced"] > 0
 
 
 ROWS = tuple({"prompt": prompt, "label": prompt[0]} for prompt in ("1=", "12=", "123+4="))

@@ -28,7 +28,7 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
     "1.15.0": ("triton",),  # its loss has no other path; PyTorch for the CPU comes without
     "1.16.0": (),
 }
-FILES = ("any_settings", "assembly", "attachment", "canary", "completion_sources", "dead_groups", "fresh_metrics",
+FILES = ("any_settings", "assembly", "attachment", "completion_sources", "dead_groups", "fresh_metrics",
          "generation_prompts", "generation_rounds", "idle", "images", "loss_class",
          "losses_by_hand", "migration", "mixing", "models", "plan_hook", "replay_iterations", "replay_reward",
          "replayed_groups", "session", "silent_rows", "subclasses", "users_losses")  # fmt: skip

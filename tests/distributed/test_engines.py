@@ -20,7 +20,6 @@ from scripted import build, mixed, run
 from started import quickly, started
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "processes.md").read_text()
 DEEPSPEED = Path(os.environ.get("TRL_REPLAY_ENGINES") or Path(sys.prefix, "engines"))
 """DeepSpeed has a folder of its own, which `make test` makes: accelerate imports it wherever it finds it."""
 ENGINES = {
@@ -91,14 +90,14 @@ def one(tmp_path_factory):
     return {**found, "weights": np.concatenate(parameters)}
 
 
-def check_by_hand(ranks, moved=1e-2):
+def check_by_hand(ranks):
     """Every loss is the one by hand, and replayed rows of another policy were in some."""
     losses = [loss for rank in ranks for loss in rank["compared"]]
     for number, (found, by_hand, replayed, _) in enumerate(losses):
         wanted = pytest.approx(by_hand, rel=2e-5, abs=2e-6)
         assert found == wanted, f"loss {number} with {replayed} replayed rows is {found}, by hand {by_hand}"
     assert sum(replayed for _, _, replayed, _ in losses) >= 8
-    assert max(ratio for _, _, _, ratio in losses) > moved, "with a ratio of 1, a wrong one would not show"
+    assert max(ratio for _, _, _, ratio in losses) > 1e-2, "with a ratio of 1, a wrong one would not show"
 
 
 def replayed(ranks):
@@ -204,49 +203,8 @@ def test_groups_that_the_trainer_generates_on_an_engine_are_replayed(launches, e
     check_by_hand(ranks)
 
 
-# the documentation
-
-COLUMNS = {
-    "trains": test_an_engine_trains_and_replays_as_one_process_does,
-    "resumes": test_resuming_is_bit_identical_with_an_engine,
-    "loss": test_an_engines_loss_of_replayed_rows_is_the_one_by_hand,
-    "LoRA": test_an_adapter_on_an_engine_trains_replays_and_resumes,
-    "recording forward": test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine,
-    "warm start": test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine,
-    "idle": test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without,
-    "generation": test_groups_that_the_trainer_generates_on_an_engine_are_replayed,
-}
-IN_EVERY_SCOPE = ("trains", "resumes", "loss")
-NAMES = {"DDP": "ddp", "FSDP2": "fsdp2", "ZeRO 2": "zero2", "ZeRO 3": "zero3", "FSDP1": "fsdp1"}
-
-
-def parameters(test):
-    (mark,) = test.pytestmark
-    return set(mark.args[1])
-
-
-def table(first):
-    """The rows of the page's table whose header begins so."""
-    lines = PAGE[PAGE.index(f"\n| {first} |") :].split("\n\n")[0].strip().splitlines()
-    header, _, *rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-def test_the_pages_table_of_engines_says_what_is_tested():
-    rows = table("engine | trains")
-    assert [row["engine"] for row in rows] == list(NAMES)
-    assert set(rows[0]) == {"engine", *COLUMNS}
-    for row, column in itertools.product(rows, COLUMNS):
-        engine = NAMES[row["engine"]]
-        cells = {(engine, scope) for scope in SCOPES} if column in IN_EVERY_SCOPE else {engine}
-        assert row[column] == ("✓" if cells <= parameters(COLUMNS[column]) else "–"), f"{engine}: {column}"
-
-
-def test_the_page_explains_every_column_of_its_table():
-    assert re.findall(r"^\* \*([^*]+)\*: ", PAGE, re.MULTILINE) == list(COLUMNS)
-
-
 def test_every_configuration_file_is_launched_and_named_on_the_page():
     files = {path.stem for path in (ROOT / "examples" / "accelerate").glob("*.yaml")}
     assert files == set(ENGINES) - {"ddp"}
-    assert set(re.findall(r"examples/accelerate/(\w+)\.yaml", PAGE)) == files
+    page = (ROOT / "docs" / "processes.md").read_text()
+    assert set(re.findall(r"examples/accelerate/(\w+)\.yaml", page)) == files

@@ -16,8 +16,8 @@ from launches import (
 from one_rank import told
 from scripted import LIMITS, build, mixed, run
 
-WORLDS = (2, 3, 4)
-LAYOUTS = {2: ((8, 4), (6, 4)), 3: ((6, 3), (4, 3)), 4: ((4, 4), (5, 4), (2, 8))}
+WORLDS = (2, 4)
+LAYOUTS = {2: ((8, 4), (6, 4)), 4: ((4, 4), (5, 4), (2, 8))}
 NAMES = ("whole", "straddling", "one group on all")
 SHARED = [(world, "gathered", layout) for world in WORLDS for layout in NAMES[: len(LAYOUTS[world])]]
 ALL = [*SHARED, *((world, "process", "whole") for world in WORLDS)]
@@ -46,16 +46,6 @@ def test_the_default_chooses_the_scope_by_how_groups_lie_and_says_so(launches, c
         assert rank["capacity"] == capacity
         assert f"scope {scope}, chosen by replay_scope='auto': {words}" in rank["explained"]
         assert "; 3 groups a process, 6 in all" in rank["explained"]
-
-
-@pytest.mark.parametrize("scope", ["process", "gathered"])
-def test_least_used_goes_through_a_shared_buffer_in_passes(launches, scope):
-    """Four groups, and two slots in each of six batches; of private buffers two, and one slot."""
-    ranks = launches(2, f"passes {scope}")
-    assert [rank["uses"] for rank in ranks] == [[3] * (2 if scope == "process" else 4)] * 2
-    if scope != "process":
-        check_one_table(ranks)
-        assert ranks[0]["drawn"] == ranks[1]["drawn"], "all decide alike"
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered"])

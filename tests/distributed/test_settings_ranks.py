@@ -8,20 +8,12 @@ from settings_ranks import ALIKE, CASES
 
 VALUES = {
     "replay_weight": ("1", "0.5"),
-    "replay_unfilled": ("'keep'", "'mask'"),
-    "replay_correction": ("'ratio'", "'truncated'"),
     "replay_correction, of arguments": ("'truncated(cap=1.0)'", "'truncated(cap=2.0)'"),
-    "replay_max_weight": ("None", "2"),
-    "replay_buffer_size": ("8", "9"),
     "replay_scope": ("'gathered'", "'process'"),
     "replay_max_bytes": ("None", "1000000000"),
-    "replay_refill": ("None", "'new(rounds=2)'"),
     "replay_refill, of a share": ("0.9", "0.5"),
     "replay_warm_start": ("None", "a file"),
-    "replay_plugins": ("[]", "['shaping (registered in this process: trl_replay_advantages)']"),
-    "replay_plugins, of prompts": ("[]", "['prompts (registered in this process: trl_replay_inputs)']"),
     "replay_plugins, another release": ("['released (released 1.0: ", "['released (released 2.0: "),
-    "replay_plugins, another hook": ("trl_replay_detached", "trl_replay_eligible"),
     "replay_plugins, of arguments": ("(by=1.0)", "(by=2.0)"),
     "replay_scorer, another release": ("'released/even (released 1.0)'", "'released/even (released 2.0)'"),
     "batch keys of plugins": ("extra_0", "extra_1"),
@@ -29,7 +21,6 @@ VALUES = {
     "seed, process, prompts chosen": ("1", "2"),
     "trl_replay": ("0.1", "0.0.9"),
     "num_iterations": ("1", "2"),
-    "scale_rewards": ("'group'", "'none'"),
     "reward functions and weights": ("[['scripted', 1]]", "[['scripted', 0.5]]"),
 }
 

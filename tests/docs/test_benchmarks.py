@@ -22,6 +22,28 @@ def benchmark(monkeypatch):
     return importlib.import_module
 
 
+@pytest.fixture
+def written(benchmark, tmp_path, monkeypatch, capsys):
+    """Starts a study, then again with its results in place of its ledger: what stands there is not repeated. Gives the
+    ledger as it was, and what was printed."""
+    runs = benchmark("runs")
+    monkeypatch.setattr(runs.os, "nice", lambda more: 19)
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
+    runs.RESULTS.mkdir()
+
+    def written(study, name):
+        path = tmp_path / name
+        assert study.main(["--out", str(tmp_path)]) == 0
+        done = study.STUDY.finished(path)
+        assert study.main(["--collect", "--out", str(tmp_path)]) == 0
+        path.unlink()
+        assert study.main(["--out", str(tmp_path)]) == study.main(["--table", "--out", str(tmp_path)]) == 0
+        assert not path.exists()
+        return done, capsys.readouterr().out
+
+    return written
+
+
 COMMANDS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef main(" in path.read_text())
 
 
@@ -57,7 +79,7 @@ def test_a_task_of_the_methods_benchmark_trains_and_stops_at_its_completions(ben
     assert json.loads(job.key)[1]["replay_plugins"] == ["popo"]
 
 
-def test_a_run_of_the_study_is_written_once_and_not_repeated(benchmark, tmp_path, monkeypatch, capsys):
+def test_a_run_of_the_study_is_written_once_and_not_repeated(benchmark, written, monkeypatch):
     study, example = benchmark("when_it_pays"), benchmark("smollm2_reasoning")
 
     def tiny(folder):
@@ -69,51 +91,31 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(benchmark, tmp_path
         return [{"prompt": f"{number % 8}+1=", "answer": str(number % 8 + 1)} for number in range(count)]
 
     monkeypatch.setattr(example, "smollm2", tiny)
-    runs = benchmark("runs")
-    monkeypatch.setattr(runs.os, "nice", lambda more: 19)
-    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
-    runs.RESULTS.mkdir()
     task = study.Task(rows, 2, 2, 4, rates=(1e-5, 1e-4, 1e-3), every=1, accuracy_every=2)
     monkeypatch.setattr(study, "TASKS", {"sums": task})
     monkeypatch.setattr(study, "PILOTED", ["stock", "imitation", "dynamic sampling"])
     monkeypatch.setattr(study, "ARMS", {arm: study.ARMS[arm] for arm in study.PILOTED})
     monkeypatch.setattr(study, "ADDED", {})
     monkeypatch.setattr(study, "SEEDS", {"sums": (0,)})
-    assert study.main(["--out", str(tmp_path)]) == 0
-    path = tmp_path / "when_it_pays.jsonl"
-    done = study.STUDY.finished(path)
+    done, printed = written(study, "when_it_pays.jsonl")
     assert {run.seed for run in done} == {study.PILOT, 0}
     assert all(lines[-1]["rollouts"] == task.rollouts == 64 for lines in done.values())
     reported = next(number for number, run in enumerate(done) if run.seed == 0)
     assert {run.seed for run in [*done][reported:]} == {0}, "the pilots come first"
-    assert study.main(["--collect", "--out", str(tmp_path)]) == 0
-    path.unlink()
-    assert study.main(["--out", str(tmp_path)]) == study.main(["--table", "--out", str(tmp_path)]) == 0
-    assert not path.exists(), "what stands in benchmarks/results is not repeated"
-    assert "| sums | imitation |" in capsys.readouterr().out
+    assert "| sums | imitation |" in printed
 
 
-def test_a_run_of_long_answers_is_written_once_and_each_arm_gets_a_row(benchmark, tmp_path, monkeypatch, capsys):
+def test_a_run_of_long_answers_is_written_once_and_each_arm_gets_a_row(benchmark, written, monkeypatch):
     long = benchmark("long_answers")
     untaught = make_model(make_tokenizer(), 48, seed=5).state_dict()
     monkeypatch.setattr(long, "taught", lambda length: untaught)
-    runs = benchmark("runs")
-    monkeypatch.setattr(runs.os, "nice", lambda more: 19)
-    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
-    runs.RESULTS.mkdir()
     task = long.study.Task(long.prompts, 3, 2, long.KEYS, every=1, accuracy_every=2)
     monkeypatch.setattr(long, "TASKS", {"12": task})
     monkeypatch.setattr(
         long, "QUEUE", [long.Run("12", arm, 3e-4, seed) for seed in long.SEEDS for arm in long.PLANNED]
     )
-    assert long.main(["--out", str(tmp_path)]) == 0
-    path = tmp_path / "long_answers.jsonl"
-    assert {run.arm for run in long.STUDY.finished(path)} == set(long.PLANNED)
-    assert long.main(["--collect", "--out", str(tmp_path)]) == 0
-    path.unlink()
-    assert long.main(["--out", str(tmp_path)]) == long.main(["--table", "--out", str(tmp_path)]) == 0
-    assert not path.exists()
-    printed = capsys.readouterr().out
+    done, printed = written(long, "long_answers.jsonl")
+    assert {run.arm for run in done} == set(long.PLANNED)
     assert all(f"| {arm} | – | 0.0" in printed for arm in long.PLANNED)
 
 

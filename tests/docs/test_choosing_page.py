@@ -77,21 +77,3 @@ def test_the_plugin_with_advantages_of_its_own_shapes_them_without_a_buffer(tmp_
         np.testing.assert_allclose(advantages.sum(axis=1), 0, atol=1e-6)
     assert len(session.buffer) == 0
     assert session.enabled
-
-
-@pytest.mark.parametrize(
-    ("settings", "replayed"),
-    [
-        ({"replay_advantages": "joint"}, True),
-        ({"replay_advantages": "split"}, False),
-        ({"replay_advantages": "split", "replay_mixer": "inject(rows=2)"}, True),
-        ({"replay_advantages": "stored", "replay_sampler": "uniform"}, True),
-    ],
-)
-def test_split_needs_two_stored_rows_a_slot_and_stored_takes_any_prompt(tmp_path, settings, replayed):
-    """As the section on rows says."""
-    trainer = make_trainer(tmp_path / "out", Rewards([LIVE, LIVE, LIVE], [DEAD, DEAD, LIVE]), max_steps=4)
-    chosen = {"replay_sampler": "same_prompt", "replay_mixer": "inject", **settings}
-    with trl_replay.attached(trainer, **chosen) as session:
-        trainer.train()
-    assert bool(session.totals.counters["replaced"]) == replayed, session.explain()

@@ -1,4 +1,4 @@
-"""Each example in a process of its own, without a network; and the benchmarks' bookkeeping.
+"""Each example in a process of its own, without a network.
 
 One imports everything by itself, as users have it; the others are forked from a process that has done so.
 
@@ -161,12 +161,6 @@ def test_smollm2_reasoning_names_the_same_packages_wherever_one_is_missing(monke
     assert example.MISSING.format("gguf").endswith(f": {' && '.join(lines)}")
     make = (ROOT / "Makefile").read_text()
     assert lines[1] in make
-
-
-def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    overhead = importlib.import_module("overhead")
-    assert [check.value for check in overhead.forwards()] == [0, 0]
 
 
 def test_warm_start_trains_with_and_without_a_teacher(tmp_path):

@@ -31,7 +31,7 @@ print("PRINTED" + json.dumps(printed))
 """
 LIMIT = 300
 """Seconds after which the notebook counts as hanging."""
-PAGES = ("index.md", "methods.md", "reference/strategies.md", "coming-from.md", "checkpoints.md")
+PAGES = ("index.md", "methods.md", "reference/strategies.md", "coming-from.md")
 
 
 def code_cells():

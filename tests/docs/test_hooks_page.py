@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from installed import install
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -67,10 +68,7 @@ def test_the_plugin_in_ten_lines_works_as_it_stands(tmp_path, monkeypatch):
     assert len([line for line in module.splitlines() if line.strip()]) <= 10
     entry_points = re.search(r"\[project\.entry-points\.trl_replay\]\n(.*?)\n```", PAGE, re.DOTALL)[1]
     (tmp_path / "my_replay.py").write_text(module)
-    info = tmp_path / "my_replay-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-replay\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[trl_replay]\n{entry_points.replace(chr(34), '')}\n")
+    install(tmp_path, "my-replay", entry_points.replace('"', ""))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("trl_replay.registry._registry", None)  # as in a process that begins after the installation
     setting = re.search(r'Then `(replay_evictor)="([^"]+)"`', PAGE)

@@ -81,15 +81,7 @@ def test_every_action_is_pinned_by_its_commit_with_the_version_beside_it():
         assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
 
 
-def test_only_what_uploads_may_ask_for_an_identity_and_a_release_is_what_was_built_and_attested():
-    release = WORKFLOWS["release"]
-    assert release[True] == {"push": {"tags": ["v*"]}}, "YAML reads `on` as true"
-    build, publish = release["jobs"]["build"], release["jobs"]["publish"]
-    assert publish["needs"] == "build"
-    assert publish["permissions"] == {"id-token": "write"}
-    assert publish["environment"]["name"] == "pypi"
-    assert "make dist" in [step.get("run") for step in build["steps"]]
-    assert [step for step in build["steps"] if "attest-build-provenance" in step.get("uses", "")]
+def test_only_what_uploads_may_ask_for_an_identity():
     for name, workflow in WORKFLOWS.items():
         assert workflow["permissions"] == {"contents": "read"}, name
         for job, content in workflow["jobs"].items():

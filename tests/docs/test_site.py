@@ -1,6 +1,5 @@
 """The documentation site, without mkdocs: its pages, what stands on them, and how it is built."""
 
-import dataclasses
 import importlib
 import inspect
 import re
@@ -17,7 +16,6 @@ from trl_replay_papers import METHODS
 import trl_replay
 from trl_replay import ReplayConfig
 from trl_replay.base.validation import arguments_of
-from trl_replay.cli.commands import COMMANDS, RUN
 from trl_replay.data.table import COLUMNS
 from trl_replay.registry import registry
 from trl_replay.specs import SPECS
@@ -73,14 +71,9 @@ def rows(text):
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
-def test_every_page_of_the_navigation_exists_and_stands_there_once():
-    assert [page for page in INSIDE if not (DOCS / page).is_file()] == []
-    assert len(set(NAVIGATION)) == len(NAVIGATION)
-
-
-def test_every_page_is_in_the_navigation():
+def test_every_page_is_in_the_navigation_once():
     pages = {path.relative_to(DOCS).as_posix() for kind in ("md", "ipynb") for path in DOCS.rglob(f"*.{kind}")}
-    assert pages == set(INSIDE)
+    assert sorted(INSIDE) == sorted(pages)
 
 
 def test_llms_txt_names_every_page_and_where_its_markdown_is():
@@ -143,12 +136,6 @@ def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments_and_t
                 assert text in row, f"docs/reference/strategies.md: {text} is no argument of the {kind} {spec.name}"
 
 
-def sections(text):
-    """The text below each heading of the second level."""
-    parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
 def test_what_pages_have_from_the_code_stands_in_the_repository_as_it_is_now():
     """So that it can be read without building the site. Lines may break elsewhere with another Python's argparse."""
     pages = generated().pages()
@@ -161,25 +148,6 @@ def test_what_pages_have_from_the_code_stands_in_the_repository_as_it_is_now():
 def test_every_public_name_stands_on_one_of_the_pages_of_the_api():
     described = "\n".join(text for page, text in API.items() if page != "index.md")
     assert [name for name in trl_replay.__all__ if not re.search(rf"(:::|`)\s?trl_replay\.{name}\b", described)] == []
-
-
-def test_every_setting_has_a_section_with_its_type_its_default_and_what_it_does():
-    found = sections((DOCS / "reference" / "settings.md").read_text())
-    assert list(found) == [f"`{field.name}`" for field in dataclasses.fields(ReplayConfig)]
-    found = {name: " ".join(text.split()) for name, text in found.items()}
-    age = found["`replay_max_age`"]
-    assert "`int | None`, default: not set" in age
-    assert "in optimizer updates since it was generated" in age
-    assert "[All evictors](strategies.md#evictors)" in found["`replay_evictor`"]
-    assert 'default: `"prompt_balanced"`' in found["`replay_evictor`"]
-    assert all(len(text.split()) > 5 for text in found.values())
-
-
-def test_every_command_has_a_section_with_its_help():
-    found = sections((DOCS / "reference" / "cli.md").read_text())
-    assert list(found) == [f"`trl-replay {name}`" for name in (RUN, *(command.name for command in COMMANDS))]
-    assert "--html" in found["`trl-replay report`"]
-    assert "--replay_max_age" not in found["`trl-replay run`"], "the settings have their page"
 
 
 def test_every_preset_has_a_page_with_what_it_sets_and_a_row_in_the_index():
@@ -200,14 +168,6 @@ def test_the_index_of_methods_leads_to_the_text_of_each():
     pages = generated().sources()
     assert {name: pages[ROOT / path] for name, path in shown} == {name: f"methods/{name}.md" for name, _ in shown}
     assert {name for name, _ in shown} == {"sample_efficient", *METHODS}
-
-
-@pytest.mark.parametrize("words", ["wandb", "curriculum", "dynamic sampling", "all wrong"])
-def test_what_people_search_for_stands_on_a_page(words):
-    """As one phrase: the search of the site finds it there (`make site-check`)."""
-    made = generated()
-    texts = [*made.method_pages().values(), *((DOCS / page).read_text() for page in INSIDE)]
-    assert any(words in " ".join(text.lower().split()) for text in texts)
 
 
 def test_a_page_or_a_report_shows_every_picture_of_the_benchmarks():

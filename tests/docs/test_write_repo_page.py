@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import install
 from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
@@ -27,11 +28,8 @@ def repo(tmp_path_factory):
     """The plugin and its packaging exactly as the page has them, found by entry point; the preset's name."""
     folder = tmp_path_factory.mktemp("installed")
     (folder / "my_repo.py").write_text(PLUGIN)
-    info = folder / "my_repo-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-repo\nVersion: 0.1.0\n")
     ((name, module),) = PACKAGE["project"]["entry-points"]["trl_replay"].items()
-    (info / "entry_points.txt").write_text(f"[trl_replay]\n{name} = {module}\n")
+    install(folder, "my-repo", f"{name} = {module}")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setattr("trl_replay.registry._registry", None)  # as in a process that begins after the installation

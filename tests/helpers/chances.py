@@ -7,9 +7,9 @@ from collections import Counter
 from trl_replay.testing import make_context
 
 
-def frequencies(sampler, table, trials, count=1, seed=0):
-    context = make_context(table, seed=seed)
-    return Counter(int(row) for _ in range(trials) for row in sampler(table, count, context))
+def frequencies(sampler, table, trials):
+    context = make_context(table)
+    return Counter(int(sampler(table, 1, context)[0]) for _ in range(trials))
 
 
 def chi_square(observed, expected):

@@ -80,7 +80,7 @@ def outcome(case: Case) -> dict[str, Any]:
     except Exception as error:
         notes, ours = getattr(error, "__notes__", []), isinstance(error, ReplayError)
         result |= {"type": type(error).__name__, "text": str(error), "notes": notes, "ours": ours}
-    return {**result, "seconds": time.monotonic() - began, "cpu": time.process_time()}
+    return {**result, "seconds": time.monotonic() - began}
 
 
 def told(result: dict[str, Any]) -> str:
@@ -110,27 +110,24 @@ def end() -> NoReturn:
     os._exit(0)
 
 
-def perform_apart(folder: Path, cases: Iterable[Any], wanted: Sequence[str], timeout: int) -> NoReturn:
+def perform_apart(folder: Path, cases: Iterable[tuple[str, Case]], wanted: Sequence[str], timeout: int) -> NoReturn:
     """Runs the cases of these names, or "all but" these, or all: in a process and a process group of its own, each.
 
-    So one that breaks does not spoil the next. A collective waits for `timeout` seconds, or for those of the case,
-    where it is `(name, seconds, case)` instead of `(name, case)`. The store of all groups is kept by a process of its
-    own: its server is a thread, and what is forked beside such a thread may wait for ever for a lock that it held.
-    Nobody destroys a group: with gloo, where a peer has left, that can wait for ever for a thread that waits for the
-    interpreter's lock.
+    So one that breaks does not spoil the next. A collective waits for `timeout` seconds. The store of all groups is
+    kept by a process of its own: its server is a thread, and what is forked beside such a thread may wait for ever for
+    a lock that it held. Nobody destroys a group: with gloo, where a peer has left, that can wait for ever for a thread
+    that waits for the interpreter's lock.
     """
     torch.set_num_threads(1)
     keeper = _keep_store() if rank() == 0 else 0
-    for name, *seconds, case in cases:
+    for name, case in cases:
         if wanted and (name in wanted) == (wanted[0] == "all but"):
             continue
         child = os.fork()
         if child == 0:
-            _one(folder, name, seconds[0] if seconds else timeout, case)
+            _one(folder, name, timeout, case)
         _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            write({"type": "killed"}, folder, name)
-        elif status:
+        if status:
             sys.exit(f"case {name!r} ended with {status}")
     _store().set(f"done/{rank()}", "1")
     if keeper:

@@ -25,11 +25,11 @@ PROMPTS = 5
 PROMPT_TOKENS = 3
 MARKS = 2
 """Tokens at the beginning of a completion that tell its update and its row among those of all ranks."""
+TOKENS = 6
+"""Of the longest completion."""
 PATTERN_UPDATES = 4
 """Generation batches of a random pattern."""
 PATTERNS = 12
-SLOW, LOST = 3, 5
-"""Of the ranks of a launch, the one that is late, and the one that is killed, raises or is missing."""
 SETUP = compat.RewardSetup(np.ones(1), "group", "sum_then_normalize")
 
 
@@ -48,8 +48,6 @@ class Pattern:
         rows: Rows of each.
         size: Rows of a group; groups straddle ranks where it does not divide `rows`.
         updates: Generation batches.
-        live: Share of live groups; None for a random one each batch, on some of the ranks only.
-        tokens: The longest completion.
         settings: Of replay.
     """
 
@@ -58,8 +56,6 @@ class Pattern:
     rows: int
     size: int
     updates: int
-    live: float | None = None
-    tokens: int = 6
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,10 +68,8 @@ class Pattern:
         return self.ranks * self.rows // self.size
 
     def live_groups(self, update: int) -> np.ndarray:
-        """`(groups,)` bool."""
+        """`(groups,)` bool: a random share, on some of the ranks only."""
         random = random_of("live", self.seed, update)
-        if self.live is not None:
-            return random.random(self.groups) < self.live
         rate = random.choice([0.0, 0.2, 0.5, 1.0])
         ranks = random.random(self.ranks) < random.choice([0.3, 1.0])  # the others have dead groups only
         first_rank = np.arange(self.groups) * self.size // self.rows
@@ -89,7 +83,7 @@ class Pattern:
 
     def lengths(self, update: int) -> np.ndarray:
         """`(rows of all ranks,)` completion tokens."""
-        return random_of("lengths", self.seed, update).integers(MARKS, self.tokens + 1, self.ranks * self.rows)
+        return random_of("lengths", self.seed, update).integers(MARKS, TOKENS + 1, self.ranks * self.rows)
 
     def scored(self, update: int) -> torch.Tensor:
         """`(rows of all ranks, 1)`: what TRL's reward functions give."""
@@ -138,7 +132,9 @@ def random_pattern(number: int, ranks: int) -> Pattern:
         "replay_scope": scope,
         "replay_buffer_size": int(random.integers(1, 12)),
         "replay_start": 0,
-        "replay_sampler": str(random.choice(["proportional", "prompt_balanced", "uniform", "top", "newest"])),
+        "replay_sampler": str(
+            random.choice(["proportional", "prompt_balanced", "uniform", "top", "newest", "least_used"])
+        ),
         "replay_evictor": str(random.choice(["heap", "prompt_balanced", "fifo", "reservoir"])),
         "replay_unfilled": str(random.choice(["keep", "mask"])),
         "replay_max_uses": [None, 1, 2][random.integers(3)],
@@ -148,11 +144,7 @@ def random_pattern(number: int, ranks: int) -> Pattern:
 
 
 def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
-    """Takes a pattern through a session on this rank: real collectives, and no model.
-
-    Returns:
-        What each batch showed, and the bytes that came from other ranks.
-    """
+    """Takes a pattern through a session on this rank, with real collectives and no model; returns what it showed."""
     trainer.args.per_device_train_batch_size = pattern.rows
     trainer.args.steps_per_generation = 1
     trainer.num_generations = pattern.size
@@ -180,7 +172,6 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
                 "replayed": (out[ROWS][:, 0] < 0).tolist(),
                 "advantages": out["advantages"].tolist(),
                 "items": int(out["num_items_in_batch"]),
-                "received": dict(session.scope.received),
                 "table": table_hash(session.buffer.table, leave_owners=pattern.settings["replay_scope"] != "gathered"),
             }
         )
@@ -190,7 +181,6 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
         "steps": steps,
         "drawn": drawn,
         "counters": dict(session.totals.of_all_ranks),
-        "received": dict(session.scope.received),
         "table": table_hash(session.buffer.table, leave_owners=pattern.settings["replay_scope"] != "gathered"),
         "size": len(session.buffer),
     }

@@ -18,7 +18,7 @@ from corrected import MASKED, SHIFTED
 from credit import Credit
 from generating import PROMPTS, Coins, check_rounds
 from idle import LAYOUTS
-from methods import EVERY_GROUP, INJECTED, MOST, SAME_PROMPT
+from methods import EVERY_GROUP, INJECTED, MOST
 from methods import SCRIPT as LIVELY
 from replaying import build, check_batches, check_losses, loadable_model, watched
 from support import DEAD, HALF, LIVE, Act, Rewards, logged, masked_rollout, plugin, record, replayed, truncating
@@ -129,18 +129,13 @@ def correction(name: str, **settings: Any) -> dict[str, Any]:
 ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # whole groups
     "dapo": ({}, {}),
-    "bnpo, accumulation": ({"loss_type": "bnpo", **ACCUMULATED}, {}),
     "dr_grpo, two iterations": ({"loss_type": "dr_grpo", "num_iterations": 2}, {}),
     "luspo, sequence level, beta": ({"loss_type": "luspo", "beta": 0.1, **SEQUENCE}, {}),
-    "vespo": ({"loss_type": "vespo"}, {}),
-    "sapo, high-entropy tokens": ({"loss_type": "sapo", "top_entropy_quantile": 0.5}, {}),
+    "sapo": ({"loss_type": "sapo"}, {}),
     "two-sided clipping, two updates a batch": (
         {"delta": 1.5, "epsilon_high": 0.4, "steps_per_generation": 2, "gradient_accumulation_steps": 1,
          "per_device_train_batch_size": 6}, {},
     ),
-    "padding to a multiple": ({"pad_to_multiple_of": 8}, {}),
-    "KL not multiplied by the ratio": ({"beta": 0.1, "use_bias_correction_kl": False}, {}),
-    "the off-policy mask": ({"off_policy_mask_threshold": 1e-3, "loss_type": "grpo"}, {}),
     "truncated completions masked, beta": ({"mask_truncated_completions": True, "beta": 0.1}, {}),
     "LoRA, beta": ({"lora": True, "beta": 0.1}, {}),
     "a learning rate that drives ratios to their bounds, beta": ({"learning_rate": 0.3, "beta": 0.1}, {}),
@@ -151,14 +146,11 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "generated again and mixed": ({"loss_type": "dr_grpo"}, {**REFILLED, **ONE_ROW, "replay_advantages": "joint"}),
     # corrections and gates
     "half of token weights: truncated, beta": ({"beta": 0.1}, correction("truncated", replay_weight=0.5)),
-    "token weights: a mask, grpo, high-entropy tokens": (
-        {"loss_type": "grpo", "top_entropy_quantile": 0.6}, correction(MASKED),
-    ),
+    "token weights: a mask, grpo": ({"loss_type": "grpo"}, correction(MASKED)),
     "shifted advantages, sequence level, accumulation": (
         {"loss_type": "grpo", **SEQUENCE, **ACCUMULATED}, correction(SHIFTED),
     ),
     "capped weights, accumulation": ({**ACCUMULATED}, {"replay_weight": 0.5, "replay_max_weight": 0.45}),
-    "entropy bonus": ({"entropy_coef": 0.05}, {}),
     # rows
     "rows: split, bnpo, accumulation": (
         {"loss_type": "bnpo", **ACCUMULATED}, {**INJECTED, "replay_advantages": "split"},
@@ -166,12 +158,6 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rows: stored, any prompt, vespo": (
         {"loss_type": "vespo"},
         {"replay_mixer": "inject(rows=3)", "replay_advantages": "stored", **EVERY_GROUP},
-    ),
-    "rows: joint, truncated completions masked": (
-        {"truncating": True, "loss_type": "grpo"}, {**INJECTED, "replay_advantages": "joint"},
-    ),
-    "rows into dead groups alone, recorded by the loss": (
-        {}, {**SAME_PROMPT, "replay_mixer": "inject", "replay_record": "loss", "replay_advantages": "joint"},
     ),
 }  # fmt: skip
 COMBINATIONS = {name: Scenario(*row) for name, row in ROWS.items()}

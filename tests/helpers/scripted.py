@@ -165,7 +165,6 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "gradients": gradients.kept,
         "counters": dict(session.totals.counters),
         "size": len(session.buffer),
-        "uses": session.buffer.table.uses.tolist(),
         "entries": session.buffer.table.serial.tolist(),
         "entry_owners": session.buffer.table.owner.tolist(),
         "held": session.buffer.held(),

@@ -57,11 +57,11 @@ def made(*points, count=60, dead=0.3, noise=0.02, **values):
     return logged(count, reward=way(*points, count=count, noise=noise), frac_reward_zero_std=dead, **values)
 
 
-def several(log, updates=2):
-    """The same with further updates of each batch."""
+def several(log):
+    """The same with a second update of each batch."""
     found = []
     for entry in log:
-        found += [entry, *[{"loss": 0.0, "grad_norm": 0.1, "step_time": 3.0} for _ in range(updates - 1)]]
+        found += [entry, {"loss": 0.0, "grad_norm": 0.1, "step_time": 3.0}]
     return [{**entry, "step": step} for step, entry in enumerate(found, 1)]
 
 
@@ -93,11 +93,6 @@ def scored(log, **ways):
     return found
 
 
-def seldom(log, every=5):
-    """The same, logged with fewer entries, none of a single update."""
-    return [{**entry, "step": every * entry["step"]} for entry in log]
-
-
 def evaluated(log, *values):
     every = len(log) // len(values)
     marks = [{"step": every * at, "eval_reward": value, "eval_loss": 0.0} for at, value in enumerate(values, 1)]
@@ -121,13 +116,11 @@ LOGS = {
     "fall by .2": (made(0.1, 0.65, 0.52, count=200), FELL),
     "fall by .6": (made(0.1, 0.65, 0.26), FELL),
     "fall to nothing": (made(0.1, 0.65, 0.02, 0.0, dead=LATE), "begin again, with half"),
-    "fall throughout": (made(0.6, 0.3), FELL),
     "overshoot": (made(0.1, 0.8, 0.6, 0.6, count=100), FELL),
     "dip and rise": (made(0.3, 0.6, 0.3, 0.65), TWO),
     "fall of negative rewards": (logged(60, reward=lambda step: 0.5 - abs(step - 25) / 20), FELL),
     "flat": (made(0.3, 0.3), FLAT),
     "flat, sparse noise": (made(0.03, 0.03, count=200, noise=0.02), FLAT),
-    "constant": (logged(60), FLAT),
     "short": (made(0.1, 0.6, count=19), "too few steps to tell"),
     "short, and dead at its end": (made(0.3, 0.0, 0.0, count=10, dead=lambda at: min(at / 5, 1.0)), "too few"),
     "no reward": ([{"step": at, "loss": 0.0, "frac_reward_zero_std": 0.5} for at in range(1, 41)], "evaluate"),
@@ -135,7 +128,6 @@ LOGS = {
     "half dead": (made(0.1, 0.4, dead=0.55), PRESET + " with GRPOConfig(num_iterations=2"),
     "half dead, two updates": (several(made(0.1, 0.4, dead=0.55)), PRESET + " with as many updates"),
     "two updates": (several(made(0.1, 0.6)), "are dead: leave replay out; with scale"),
-    "seldom logged": (seldom(made(0.1, 0.6)), "are dead: leave replay out; with scale"),
     "nearly all fail": (made(0.01, 0.02, dead=0.95, noise=0.005), "attach replay"),
     "nearly all dead, graded": (made(0.1, 0.4, dead=0.9, rewards__accuracy__std=0.9), "does not tell whether"),
     "solved": (made(0.3, 0.95, 0.95, dead=0.8), "most prompts are solved"),
@@ -150,14 +142,6 @@ LOGS = {
         replayed(
             scored(made(0, 0, dead=0.05), accuracy=way(0.05, 0.1), length=way(0.3, 0.5)), 0.01,
             dead_fraction__accuracy=0.8, live_without__accuracy=0.75, dead_fraction__length=0.0,
-        ),
-        "most groups are dead by 'accuracy'",
-    ),
-    "dead behind the sum, and one that never paid": (
-        replayed(
-            scored(made(0, 0, dead=0.05), accuracy=way(0.05, 0.1), length=way(0.3, 0.5), strict=0.0),
-            dead_fraction__accuracy=0.8, live_without__accuracy=0.75,
-            dead_fraction__strict=1.0, live_without__strict=0.95,
         ),
         "most groups are dead by 'accuracy'",
     ),
@@ -186,7 +170,6 @@ LOGS = {
         [{**entry, "replay/weight_negative": 1 / entry["step"]} for entry in replayed(made(0.1, 0.6))],
         YOUNGER,
     ),
-    "weightless from the start": (replayed(made(0.1, 0.6), weight_negative=0.01), YOUNGER),
     "failures left out by intent": (replayed(made(0.1, 0.6), weight_negative=0.0), HELPED),
     # replay
     "acting, rise": (replayed(made(0.1, 0.6)), HELPED),

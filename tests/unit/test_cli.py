@@ -57,12 +57,6 @@ def test_list_is_as_wide_as_the_terminal(capsys, monkeypatch):
     assert 50 < max(map(len, capsys.readouterr().out.splitlines()[:-1])) <= 60
 
 
-def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user():
-    rows = {(offer.kind, offer.name): offer.arguments for offer in listed()}
-    assert rows["evictor", "heap"] == ""
-    assert rows["correction", "truncated"] == 'cap=2.0, level="token"'
-
-
 def test_list_of_a_kind_tells_what_each_of_its_names_does(capsys):
     out = shown(capsys, "scorer")
     for offer in listed():

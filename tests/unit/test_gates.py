@@ -22,27 +22,11 @@ def gated(gates, given, weights=None):
     return found.weights
 
 
-@pytest.mark.parametrize(
-    ("log", "weight"), [(0.0, 1.0), (0.6931471, 1.0), (1.3862943, 0.5), (-3.0, 1.0), (99.0, None)]
-)
-def test_a_cap_bounds_the_ratio_times_the_weight_and_lets_less_pass(log, weight):
-    (found,) = gated(Gates(max_weight=2.0), rows([[log]])).flatten().tolist()
-    assert found == pytest.approx(2.0 * torch.tensor(-20.0).exp().item() if weight is None else weight, rel=1e-5)
-
-
 def test_tokens_that_are_not_trained_on_are_neither_capped_nor_counted():
     gates = Gates(max_weight=1.0)
     found = gated(gates, rows([[2.0, 2.0, -1.0, -1.0]], [[1, 0, 1, 0]]))
     assert found.tolist()[0][1:] == [1.0, 1.0, 1.0]
     assert metrics_of(gates.means) == {"replay/capped_fraction": 0.5}
-
-
-def test_the_capped_share_is_over_everything_since_the_last_log():
-    gates = Gates(max_weight=1.0)
-    gated(gates, rows([[2.0, 0.0]]))
-    gated(gates, rows([[0.0, 0.0], [0.0, 3.0]]))
-    assert metrics_of(gates.means) == {"replay/capped_fraction": pytest.approx(2 / 6)}
-    assert metrics_of(gates.means) == {}
 
 
 def test_at_sequence_level_the_cap_is_on_the_rows_mean_ratio():

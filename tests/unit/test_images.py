@@ -194,18 +194,6 @@ def test_parts_join_by_what_any_of_them_tells_of_the_layout():
     assert group.tensors["pixel_values"].size(0) == 2, "one entry a row"
 
 
-def test_a_group_without_images_takes_no_room_for_them_and_fits_in_any_batch():
-    batch = make("image_grid_thw", (0, 2, 1), 1)
-    (group,) = cut(batch, FIELDS, [rows_of(0)])
-    assert not group.keys & {"pixel_values", "mm_token_type_ids", "num_images"}
-    text = {key: value for key, value in make("flat", (1, 1, 1), 2).items() if key in KEYS or key in batch}
-    text = {
-        key: value for key, value in text.items() if key not in ("pixel_values", "num_images", "mm_token_type_ids")
-    }
-    out = compose(text, FIELDS, [place(1, group)])
-    assert list(out) == list(text)
-
-
 def test_an_image_batch_that_lost_its_images_is_still_composed():
     """TRL drops all images where one was cut off, and leaves `num_images` None."""
     batch = make("image_grid_thw", (0, 0, 0), 1)

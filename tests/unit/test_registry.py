@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import installed
 import numpy as np
 import pytest
 
@@ -56,13 +57,10 @@ def registry():
 def install(tmp_path, monkeypatch):
     """Puts a distribution with one entry point on the path: `install(distribution, name, code)`."""
 
-    def install(distribution, name, code=GOOD, version="1.0", attribute=""):
+    def install(distribution, name, code=GOOD, version="1.0"):
         module = f"fake_plugin_{next(numbers)}"
         site = tmp_path / module
-        info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[trl_replay]\n{name} = {module}{attribute}\n")
+        installed.install(site, distribution, f"{name} = {module}", version)
         (site / f"{module}.py").write_text(code)
         monkeypatch.syspath_prepend(site)
         return module
@@ -325,7 +323,6 @@ class Space:
         ("Factory", {}, [3, 2]),
         ("Factory", {"power": 2}, [9, 4]),
         ("make", {"power": 2}, [9, 4]),
-        ("make", {}, [3, 2]),
         ("instance", {}, [9, 4]),
     ],
 )

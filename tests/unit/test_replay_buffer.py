@@ -92,15 +92,6 @@ def test_188_a_reward_that_no_gradient_bears_is_refused():
     assert next(iter(tally.reasons)).startswith("a group was refused: its reward is larger than 1e+09")
 
 
-def test_rows_that_failed_are_masked_and_count_nowhere():
-    buffer = buffer_of()
-    buffer.extend(make_groups([LIVE]))
-    groups = replace(make_groups([LIVE]), rewards=np.array([[[1.0], [np.nan], [0.0], [0.0]]]))
-    buffer.extend(groups)
-    assert buffer.table.row_masked.tolist() == [[False] * 4, [False, True, False, False]]
-    assert (4 * buffer.table.items == [3 * 4 * 5 + 4 * 5, 3 * 4 * 5]).all()
-
-
 def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted():
     buffer, tally = buffer_of(capacity=2), Tally()
     assert buffer.extend(make_groups([LIVE] * 3), tally=tally) == {1, 2}
@@ -143,15 +134,6 @@ def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit()
     tally = Tally()
     assert drawn(buffer, keys=keysets[1], tally=tally) == [1]
     assert "has images, the batch none, lacks a tensor" in next(iter(tally.reasons))
-
-
-def test_a_buffer_goes_on_where_its_state_was_saved():
-    first, second = (ReplayBuffer(4, Policy.of(sampler="uniform"), size=4, seed=seed) for seed in (0, 1))
-    first.extend(make_groups([LIVE] * 6))
-    first.clock.update = 3
-    second.load_state_dict(first.state_dict())
-    assert second.take_serials(1) == range(6, 7)
-    assert [drawn(first, 2) for _ in range(5)] == [drawn(second, 2) for _ in range(5)]
 
 
 def test_rules_without_a_trainer_have_the_strategies_of_the_defaults():

@@ -13,7 +13,6 @@ from trl_replay.strategies.scopes import choose_scope
         (2, 24, 8, "gathered", "3 groups a batch, fewer than 4"),
         (64, 8, 8, "gathered", "1 group a batch, fewer than 4"),
         (8, 36, 8, "gathered", "groups of 8 straddle processes of 36 rows each"),
-        (8, 4, 8, "gathered", "groups of 8 straddle processes of 4 rows each"),
     ],
 )
 def test_the_scope_goes_by_how_groups_lie(processes, rows, size, scope, words):

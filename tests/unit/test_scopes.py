@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from trl_replay.distributed.communicator import join_errors
 from trl_replay.strategies.scopes import ERROR_BYTES, Collectives, Scope, UnreadableError
 
 
@@ -54,6 +55,10 @@ def test_without_an_error_only_numbers_travel():
         assert agreement.vectors.tolist() == [[0.0, 0.5], [1.0, 0.5], [2.0, 0.5]]
         assert agreement.errors == ["", "", ""]
         assert received == 2 * 3 * 8, "two other processes, two numbers and a length of 8 bytes each"
+
+
+def test_of_several_processes_that_fail_all_are_named():
+    assert join_errors(["", "no luck", "no room"]) == "rank 1: no luck; rank 2: no room"
 
 
 @pytest.mark.parametrize("errors", [["", "no luck", ""], ["a", "", "Zürich: bad"], ["x" * 5000, "", "y"]])

@@ -40,14 +40,6 @@ def serials(buffer):
     return sorted(buffer.table.serial.tolist())
 
 
-def test_over_the_bytes_the_lowest_keep_ranks_leave_until_the_rest_fits():
-    buffer = stored(count=3, nbytes=[1000, 800, 1000], score=[3.0, 1.0, 1.0])
-    buffer.max_bytes = 3000 + 3 * buffer.table.row_bytes
-    with pytest.warns(UserWarning, match=r"replay_max_bytes is reached with 3 .*A group costs .* on average"):
-        offer(buffer, 1, first=3, nbytes=[1500], score=[2.0])
-    assert serials(buffer) == [0, 3], "the older of two equal ranks left first, then the other"
-
-
 def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides():
     """One entry less would fit into the bytes, but the buffer has room for two groups."""
     buffer = stored(count=5, nbytes=[100, 100, 100, 100, 1000], score=[5.0, 4.0, 3.0, 2.0, 1.0])

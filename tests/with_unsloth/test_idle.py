@@ -16,11 +16,7 @@ CONFIGURATIONS = {
     "accumulation": {"gradient_accumulation_steps": 2, **TWO},
     "two iterations": {"num_iterations": 2},
     "two updates a generation": TWO,
-    "beta": {"beta": 0.1},
-    "grpo": {"loss_type": "grpo"},
-    "bnpo": {"loss_type": "bnpo"},
     "sequence level": {"importance_sampling_level": "sequence"},
-    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
     "beta, two iterations of two updates": {"beta": 0.1, "num_iterations": 2, **TWO},
     "pad tokens in completions": {"generation_kwargs": {}, "num_iterations": 2},
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from real_unsloth import Followed, trainer_of
 from scenarios import SCRIPT
-from support import Rewards, weights_hash
+from support import Rewards, scoring, weights_hash
 from trl_replay_unsloth import contract, layout_probe
 
 import trl_replay
@@ -54,39 +54,22 @@ def test_a_switch_of_unsloths_own_is_refused(tmp_path, monkeypatch, name):
         trl_replay.attach(made(tmp_path))
 
 
-class PerToken(Followed):
-    """Gives each token its own advantage."""
-
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        return {**batch, "advantages": batch["advantages"].unsqueeze(1) * batch["completion_mask"]}
-
-
-class Weighted(Followed):
-    """Has a key of Unsloth's own."""
-
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        return {**batch, "unsloth_sample_weight": torch.ones(len(batch["advantages"]))}
-
-
-class WithImages(Followed):
-    """Has what a processor makes of images."""
-
-    def _generate_and_score_completions(self, inputs):
-        return {**super()._generate_and_score_completions(inputs), "pixel_values": torch.zeros(12, 4)}
-
-
 @pytest.mark.parametrize(
-    ("trainer_class", "message"),
+    ("change", "message"),
     [
-        (PerToken, "an advantage for each token"),
-        (Weighted, "holds 'unsloth_sample_weight'"),
-        (WithImages, "holds 'pixel_values'"),
+        (
+            lambda batch: {"advantages": batch["advantages"].unsqueeze(1) * batch["completion_mask"]},
+            "an advantage for each token",
+        ),
+        (
+            lambda batch: {"unsloth_sample_weight": torch.ones(len(batch["advantages"]))},
+            "holds 'unsloth_sample_weight'",
+        ),
+        (lambda batch: {"pixel_values": torch.zeros(12, 4)}, "holds 'pixel_values'"),
     ],
 )
-def test_a_batch_that_was_not_tested_is_refused(tmp_path, trainer_class, message):
-    trainer = made(tmp_path, trainer_class=trainer_class)
+def test_a_batch_that_was_not_tested_is_refused(tmp_path, change, message):
+    trainer = made(tmp_path, trainer_class=scoring(lambda batch: {**batch, **change(batch)}, Followed))
     trl_replay.attach(trainer)
     with pytest.raises(trl_replay.BatchError, match=message):
         trainer.train()

@@ -82,9 +82,9 @@ def trainer_of(server, output_dir, rewards, *rows, **settings):
     return build(output_dir, rewards, *rows, model=tiny_model(model), **settings)
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-def test_groups_of_a_server_are_replayed_with_their_ratios(tmp_path, server, syncs, mode):
-    trainer = trainer_of(server, tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_mode=mode)
+def test_groups_of_a_server_are_replayed_with_their_ratios(tmp_path, server, syncs):
+    """In one mode; the others are in test_ratios.py."""
+    trainer = trainer_of(server, tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_mode="token_truncate")
     _, watch = replay(trainer)
     assert len(syncs) == len(watch.steps)
     assert {name for names in syncs for name in names} == {name for name, _ in trainer.model.named_parameters()}
@@ -92,15 +92,8 @@ def test_groups_of_a_server_are_replayed_with_their_ratios(tmp_path, server, syn
     assert trainer.near[-1] > 1e-2, "the policy hardly changed: the test says little"
     for after in [after for _, after in watch.steps]:
         for row in rows_of(after):
-            logs = row["old_per_token_logps"] - row["sampling_per_token_logps"]
-            if mode == "sequence_mask":
-                logs = logs.sum(dim=0, keepdim=True)
-            torch.testing.assert_close(row["importance_sampling_ratio"], capped(logs.exp(), mode))
-
-
-def capped(ratio, mode):
-    """TRL's upper bound of 3, the default."""
-    return ratio.clamp(max=3.0) if mode == "token_truncate" else torch.where(ratio > 3.0, 0.0, ratio)
+            ratio = (row["old_per_token_logps"] - row["sampling_per_token_logps"]).exp()
+            torch.testing.assert_close(row["importance_sampling_ratio"], ratio.clamp(max=3.0))
 
 
 def test_further_rounds_are_generated_by_the_server_too(tmp_path, server, syncs):
@@ -109,9 +102,3 @@ def test_further_rounds_are_generated_by_the_server_too(tmp_path, server, syncs)
     _, session, watch = watched(trainer, coins, 2)
     assert session.totals.counters["refilled"] > 0
     assert len(syncs) == len(watch.steps) < len(trainer.far)
-
-
-def test_without_cuda_trl_refuses_to_sync_weights_with_a_server(tmp_path, server):
-    """Tests that the replacement is still needed: if it is not, these tests should sync weights for real."""
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)weight.*(engine|CUDA)"):
-        trainer_of(server, tmp_path, Rewards(*SCRIPT))

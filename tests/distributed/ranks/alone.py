@@ -7,13 +7,12 @@ import contextlib
 import gc
 import os
 import weakref
-from pathlib import Path
 from unittest import mock
 
 import torch
 from one_rank import own
 from scripted import build
-from support import Act, Spy
+from support import Act, Spy, plugin_class
 
 import trl_replay
 from trl_replay import compat
@@ -27,10 +26,7 @@ TIMEOUT = 40
 """Seconds that a collective waits: not less, since the machine may be busy. A rank that waits in one of the trainer's
 ends when the other one leaves the case: with its process, its connections close."""
 SCOPES = ("process", "gathered")
-OWN_NUMBERS = (
-    ("scaling", "gathered"), ("planning", "gathered"), ("rounding", "gathered"),
-    ("scaling", "process"),
-)  # fmt: skip
+OWN_NUMBERS = (("scaling", "gathered"), ("rounding", "gathered"), ("scaling", "process"))
 """Plugins with numbers of each rank, and who shares a buffer; of the last two, nobody minds."""
 TEACHER = [{"prompt": "1+1=", "completion": completion, "reward": float(completion == "2")} for completion in "2345"]
 
@@ -40,49 +36,19 @@ def often(update, group, rank):
     return (group + update) % 2
 
 
-def first_rank(update, group, rank):
-    """Something to store on both ranks at first; then only rank 0 has something to fill."""
-    return 1 if update < 1 else int(rank > 0 or group % 2)
-
-
-CYCLE = {"steps_per_generation": 2, "rows": 4, "live": first_rank}
-"""Two updates a generation, of a group each."""
-
-
 ITERATIONS = {"num_iterations": 3, "max_steps": 6}
 
 
-class Lopsided:
-    """A plugin that edits the plan on one rank."""
-
-    @trl_replay.hookimpl
-    def trl_replay_plan(self, plan, context):
-        if RANK == 1 and context.update >= 2:
-            plan.advantages[0, 0] += 0.5
+def lopsided(plan, context):
+    """Edits the plan on one rank."""
+    if RANK == 1 and context.update >= 2:
+        plan.advantages[0, 0] += 0.5
 
 
-class Scaling:
-    """A plugin that gives all rows other advantages on each rank, by this share."""
-
-    def __init__(self, share):
-        self.share = share
-
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups):
-        return groups.advantages * (1.0 + self.share * RANK)
-
-
-class Planning:
-    """The same in the plan."""
-
-    @trl_replay.hookimpl
-    def trl_replay_plan(self, plan):
-        plan.advantages *= 2.0 + 1e-3 * RANK
-
-
-PLUGINS = {"lopsided": Lopsided(), "scaling": Scaling(1e-3), "rounding": Scaling(1e-8), "planning": Planning()}
-for name, plugin in PLUGINS.items():
-    trl_replay.register(plugin, name)
+trl_replay.register(plugin_class(plan=lopsided)(), "lopsided")
+for name, share in {"scaling": 1e-3, "rounding": 1e-8}.items():  # of the advantages of all rows, on one rank
+    shaped = plugin_class(advantages=lambda groups, by=1.0 + share * RANK: groups.advantages * by)
+    trl_replay.register(shaped(), name)
 
 
 class Odd(Spy):
@@ -127,12 +93,7 @@ class Case:
     def train(self, resume=None):
         """Trains, and says how it went."""
         self.trainer.train(resume_from_checkpoint=resume)
-        session = self.session
-        return {
-            "replaced": 0 if session is None else session.totals.counters["replaced"],
-            "returned": [callback.returned for callback in self.callbacks],
-            "seam": sorted(name for name, value in vars(self.trainer).items() if hasattr(value, "session")),
-        }
+        return {"returned": [callback.returned for callback in self.callbacks]}
 
 
 def cases(launched):
@@ -142,18 +103,16 @@ def cases(launched):
         waits = {"ddp_timeout": BRIEF} if brief else {}
         return Case(folder, attach, {**waits, **(settings or {})}, **replay)
 
-    for scope in SCOPES:
-        yield f"clear on one, {scope}", lambda s=scope: clearing(case(replay_scope=s))
-    yield "detach on both", lambda: detaching(case(replay_scope="gathered"), ranks=(0, 1))
+    yield "clear on one", lambda: clearing(case(replay_scope="gathered"))
+    yield "detach on both", lambda: detaching(case(replay_scope="gathered"))
     yield "a plan edited on one", lambda: case(replay_scope="gathered", replay_plugins=["lopsided"]).train()
     for plugin, scope in OWN_NUMBERS:
         settings = {"replay_scope": scope, "replay_plugins": [plugin]}
         yield f"{plugin}, {scope}", lambda s=settings: case(**s).train()
     yield "attach on one", lambda: case(attach=(0,), brief=True).train()
     yield "off on one", lambda: case(use_replay=RANK == 0).train()
-    yield "off for want of a buffer on one", lambda: case(replay_buffer_size=8 * RANK).train()
+    yield "no buffer on one", lambda: case(replay_buffer_size=8 - 8 * RANK).train()
     yield "add on one", lambda: adding(case(brief=True, replay_scope="gathered"))
-    yield "add on both", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1))
     yield (
         "add too many",
         lambda: adding_too_many(case(replay_scope="process", replay_buffer_size=1, replay_evictor="reservoir")),
@@ -175,15 +134,14 @@ def cases(launched):
     for scope in ("stock", *SCOPES):
         settings = {"attach": ()} if scope == "stock" else {"replay_scope": scope}
         yield f"outlived, {scope}", lambda s=settings: outlived([case(**s)])
-    yield "an exception in a callback", lambda: raising(case())
 
 
 def clearing(case):
     return case.at(3, case.session.buffer.clear).train()
 
 
-def detaching(case, ranks=(0,), update=3):
-    return case.at(update, lambda: trl_replay.detach(case.trainer), ranks).train()
+def detaching(case):
+    return case.at(3, lambda: trl_replay.detach(case.trainer), (0, 1)).train()
 
 
 def adding(case, ranks=(0,), differ=False):
@@ -244,9 +202,7 @@ def saving(case, ranks=(0,)):
     def save():
         case.trainer.control.should_save = True
 
-    result = case.at(3, save, ranks).train()
-    folder = Path(case.trainer.args.output_dir) / "checkpoint-3"
-    return {**result, "saved": sorted(path.name for path in folder.iterdir())}
+    return case.at(3, save, ranks).train()
 
 
 def continuing(case, folder):
@@ -271,10 +227,3 @@ def outlived(cases):
     gc.collect()
     alive = [name for name, reference in references.items() if reference() is not None]
     return {**result, "alive": alive, "left": 0 if session is None else len(session.buffer.held())}
-
-
-def raising(case):
-    def fail():
-        raise ZeroDivisionError("in a callback")
-
-    return case.at(3, fail).train()

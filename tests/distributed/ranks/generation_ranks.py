@@ -6,7 +6,7 @@ import warnings
 from one_rank import own, rank
 from patterns import random_of
 from scripted import texts
-from support import Spy, weights_hash
+from support import Spy, plugin, weights_hash
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -121,28 +121,17 @@ def trained(folder, rank, **settings):
     }
 
 
-class Asked:
-    """A plugin that asks for another prompt on rank 1."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    @trl_replay.hookimpl
-    def trl_replay_inputs(self, groups_of_rows, context):
-        if self.rank == 1 and context.update == 1:
-            return [{"prompt": "9999="}] * len(groups_of_rows)
-        return None
-
-
 def differing(folder, rank):
     """A training in which rank 1 asks for prompts of its own."""
-    trl_replay.register(Asked(rank), "asked")
-    try:
+
+    def inputs(groups_of_rows, context):
+        other = rank == 1 and context.update == 1
+        return [{"prompt": "9999="}] * len(groups_of_rows) if other else None
+
+    with plugin(inputs=inputs) as name:
         trainer, _ = build(folder, rank, 6, max_steps=4)
-        trl_replay.attach(trainer, replay_refill="new(rounds=1)", replay_scope="gathered", replay_plugins="asked")
+        trl_replay.attach(trainer, replay_refill="new(rounds=1)", replay_scope="gathered", replay_plugins=name)
         trainer.train()
-    finally:
-        trl_replay.unregister("asked")
 
 
 def cases(launched):

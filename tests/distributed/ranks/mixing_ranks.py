@@ -7,7 +7,7 @@ import torch
 from methods import INJECTED, ZScore
 from one_rank import own, rank
 from scripted import build, mixed, run
-from support import Spy
+from support import Spy, plugin
 
 import trl_replay
 
@@ -77,27 +77,17 @@ class Credit(Spy):
         return {**batch, "advantages": batch["advantages"].unsqueeze(1) * shares}
 
 
-class Differing:
-    """Masks another row on each rank, as no advantages hook may."""
+def differing(folder, rank):
+    """The error that ends a training whose plugin masks another row on each rank."""
 
-    def __init__(self, rank):
-        self.rank = rank
-
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups, context):
+    def advantages(groups):
         shaped = groups.advantages.copy()
-        shaped[:, self.rank] = np.nan
+        shaped[:, rank] = np.nan
         return shaped
 
-
-def differing(folder, rank):
-    """The error that ends a training whose plugin does what it must not."""
-    trl_replay.register(Differing(rank), "differing")
-    try:
+    with plugin(advantages=advantages) as name:
         trainer = build(folder, 8, 4, mixed, rank=rank, max_steps=6)
-        return run(trainer, **MIX, replay_scope="gathered", replay_plugins=["differing"])
-    finally:
-        trl_replay.unregister("differing")
+        return run(trainer, **MIX, replay_scope="gathered", replay_plugins=[name])
 
 
 def registered(folder, case, rank, world):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from resuming import PROMPTS, SCOPES, build, group_hash, interrupted, restored, runs_on_ranks, train
-from support import weights_hash
+from support import plugin_class, weights_hash
 from teacher import rows_of
 
 import trl_replay
@@ -98,32 +98,26 @@ def unapplied(folder, scope):
     train(folder, replay_evictor=Versioned(), **settings, resume=str(folder / "checkpoint-2"))
 
 
-class Unlucky:
-    """A plugin that fails to save on rank 1."""
+def unsaved(folder):
+    """A plugin fails to save on one rank."""
 
-    @trl_replay.hookimpl
-    def trl_replay_save(self, session, directory):
+    def save(session, directory):
         if RANK == 1:
             raise OSError("no room")
 
-
-def unsaved(folder):
-    trl_replay.register(Unlucky(), "unlucky")
+    trl_replay.register(plugin_class(save=save)(), "unlucky")
     train(folder, replay_plugins="unlucky", max_steps=2, save_steps=2)
 
 
-class Failing:
-    """A plugin whose metrics fail on rank 1."""
+def kept(folder):
+    """Metrics fail on one rank."""
 
-    @trl_replay.hookimpl
-    def trl_replay_metrics(self, context):
+    def metrics(context):
         if RANK == 1 and context.update == 2:
             raise ValueError("no metric on this rank")
         return {}
 
-
-def kept(folder):
-    trl_replay.register(Failing(), "failing")
+    trl_replay.register(plugin_class(metrics=metrics)(), "failing")
     train(folder, replay_plugins="failing", max_steps=4, save_steps=1)
 
 

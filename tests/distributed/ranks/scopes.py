@@ -9,7 +9,7 @@ import torch
 from methods import INJECTED
 from one_rank import own
 from scripted import LIMITS, build, mixed, run, uneven
-from support import Act
+from support import Act, plugin_class
 
 import trl_replay
 from trl_replay.buffer.replay_buffer import OTHER_RULE, ReplayBuffer
@@ -19,7 +19,6 @@ from trl_replay.strategies.policies import advantage_std
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LAYOUTS = {  # per number of processes: (rows of a process, num_generations), whole groups first and then straddling
     2: {"whole": (8, 4), "straddling": (6, 4)},
-    3: {"whole": (6, 3), "straddling": (4, 3)},
     4: {"whole": (4, 4), "straddling": (5, 4), "one group on all": (2, 8)},
 }
 REPLAY = {"replay_buffer_size": 6}
@@ -49,11 +48,6 @@ def rare(update, group, rank):
     return int(update == group == 0)
 
 
-def at_first(update, group, rank):
-    """All live, and then all dead."""
-    return int(update == 0)
-
-
 class Raising:
     """A strategy that raises on rank 1 from the third update on."""
 
@@ -69,11 +63,11 @@ class Raising:
 def failing_in(hook, update):
     """A plugin whose hook raises on rank 1, from an update on."""
 
-    def fail(self, context):
+    def fail(context):
         if RANK == 1 and context.update >= update:
             raise ZeroDivisionError("no luck on this rank")
 
-    return type("Failing", (), {f"trl_replay_{hook}": trl_replay.hookimpl(fail)})()
+    return plugin_class(**{hook: fail})()
 
 
 def without_memory(method, attempt):
@@ -111,8 +105,6 @@ def cases(launched):
             f"waiting {scope}",
             lambda s=scope: trained(folder, "whole", rare, {"max_steps": 12}, replay_scope=s, replay_buffer_size=64),
         )
-        passes = {"replay_sampler": "least_used", "replay_max_fraction": 0.5, "replay_start": 0}
-        yield (f"passes {scope}", lambda s=scope, p=passes: trained(folder, "whole", at_first, replay_scope=s, **p))
     yield from comparable(folder, *LAYOUTS[2]["whole"])
     for name, rows in (("few groups", 8), ("groups enough", 16)):
         yield f"auto, {name}", lambda r=rows: chosen(folder, r)

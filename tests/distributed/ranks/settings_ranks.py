@@ -7,6 +7,7 @@ from pathlib import Path
 
 from one_rank import outcome, own, rank
 from scripted import build
+from support import plugin_class
 
 import trl_replay
 from trl_replay import FieldSpec
@@ -17,20 +18,12 @@ GROUPS.touch()
 
 CASES = {
     "replay_weight": ({}, {"replay_weight": 0.5}),
-    "replay_unfilled": ({}, {"replay_unfilled": "mask"}),
-    "replay_correction": ({}, {"replay_correction": "truncated"}),
     "replay_correction, of arguments": tuple({"replay_correction": f"truncated(cap={cap!r})"} for cap in (1.0, 2.0)),
-    "replay_max_weight": ({}, {"replay_max_weight": 2.0}),
-    "replay_buffer_size": ({}, {"replay_buffer_size": 9}),
     "replay_scope": ({}, {"replay_scope": "process"}),
     "replay_max_bytes": ({}, {"replay_max_bytes": "1GB"}),
-    "replay_refill": ({}, {"replay_refill": "new(rounds=2)"}),
     "replay_refill, of a share": tuple({"replay_refill": f"new(until={until})"} for until in (0.9, 0.5)),
     "replay_warm_start": ({}, {"replay_warm_start": str(GROUPS)}),
-    "replay_plugins": ({}, {"replay_plugins": ["shaping"]}),
-    "replay_plugins, of prompts": ({}, {"replay_plugins": ["prompts"]}),
     "replay_plugins, another release": ({"replay_plugins": ["released"]}, {"replay_plugins": ["released"]}),
-    "replay_plugins, another hook": ({"replay_plugins": ["hooks"]}, {"replay_plugins": ["hooks"]}),
     "replay_plugins, of arguments": tuple({"replay_plugins": [f"shaping(by={by!r})"]} for by in (1.0, 2.0)),
     "replay_scorer, another release": ({"replay_scorer": "released/even"}, {"replay_scorer": "released/even"}),
     "batch keys of plugins": ({"replay_plugins": ["keys"]}, {"replay_plugins": ["keys"]}),
@@ -40,7 +33,6 @@ CASES = {
     ),
     "trl_replay": ({}, {"version": "0.0.9"}),
     "num_iterations": ({}, {"num_iterations": 2}),
-    "scale_rewards": ({}, {"scale_rewards": "none"}),
     "reward functions and weights": ({}, {"reward_weights": [0.5]}),
 }
 """What each rank attaches with; a case is called like the setting that differs."""
@@ -52,7 +44,7 @@ ALIKE = {
 }
 """What may differ, or does not differ in what is done."""
 
-OF_TRAINER = ("seed", "num_iterations", "scale_rewards", "reward_weights")
+OF_TRAINER = ("seed", "num_iterations", "reward_weights")
 
 
 class Shaping:
@@ -66,18 +58,6 @@ class Shaping:
         return groups.advantages * self.by
 
 
-class Prompts:
-    @trl_replay.hookimpl
-    def trl_replay_inputs(self, groups_of_rows, context):
-        return None
-
-
-class Keys:
-    @trl_replay.hookimpl
-    def trl_replay_fields(self):
-        yield FieldSpec(f"extra_{rank()}", layout="row")
-
-
 class Released:
     @trl_replay.hookimpl
     def trl_replay_strategies(self):
@@ -88,24 +68,11 @@ class Released:
         pass
 
 
-class Detached:
-    @trl_replay.hookimpl
-    def trl_replay_detached(self, session):
-        pass
-
-
-class Eligible:
-    @trl_replay.hookimpl
-    def trl_replay_eligible(self, table, context):
-        return {}
-
-
 def register():
-    """The same plugins on both ranks, one of them in two releases, one with another hook on each."""
-    plugins = {"shaping": Shaping(), "prompts": Prompts(), "keys": Keys()}
-    plugins["hooks"] = (Detached(), Eligible())[rank()]
-    for name, plugin in plugins.items():
-        trl_replay.register(plugin, name)
+    """The same plugins on both ranks, one of them in two releases."""
+    trl_replay.register(Shaping(), "shaping")
+    keys = plugin_class(fields=lambda: [FieldSpec(f"extra_{rank()}", layout="row")])
+    trl_replay.register(keys(), "keys")
     registry().add(Released(), "released", f"released {rank() + 1}.0")
 
 
