@@ -295,25 +295,9 @@ FILES = {
         ),
         ["replay_warm_start=", "replay_buffer_size=0 stores nothing", "give a size"],
     ),
-    "a warm start with a broken line": (
-        warm_start('{"prompt": "1="\n'),
-        ["warm.jsonl can't be read", "JSON parse error"],
-    ),
-    "a warm start with other columns": (
-        warm_start('{"question": "1=", "answer": "1"}\n'),
-        ["Row 0 of", "warm.jsonl lacks prompt", "it has question, answer"],
-    ),
     "a warm start with rewards in words": (
         warm_start('{"prompt": "1=", "completion": "1", "reward": "good"}\n'),
         ["Row 0 of", "'good' in reward", "takes a number from"],
-    ),
-    "a warm start of too few rows": (
-        warm_start('{"prompt": "1=", "completion": "1", "reward": 1}\n' * 3),
-        ["No group of", "warm.jsonl was added", "num_generations=4"],
-    ),
-    "a warm start that teaches nothing": (
-        warm_start('{"prompt": "1=", "completion": "1", "reward": 1}\n' * 4),
-        ["No group of", "warm.jsonl was added", "its rewards do not differ"],
     ),
     "resuming with other group sizes": (
         resume(lambda folder: None, num_generations=6),

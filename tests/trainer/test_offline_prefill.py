@@ -54,11 +54,6 @@ def test_prompts_completions_and_rewards_made_elsewhere_are_tokenised_and_get_th
     torch.testing.assert_close(group.tensors["advantages"], (rewards - rewards.mean()) / (rewards.std() + 1e-4))
 
 
-def test_a_completion_that_fills_the_length_gets_no_end_token(attached):
-    attached.add(rows_of("1=", ["123", "12", "1", "0"], [1, 0, 0, 0]))
-    assert attached.buffer.load(0).completion_lengths.tolist() == [3, 3, 2, 2]
-
-
 def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attached):
     short = rows_of("1=", ["1", "2", "3"], [1, 0, 0])
     with pytest.warns(UserWarning, match="No group of the rows given was added: .* fewer rows than num_generations=4"):
@@ -165,25 +160,6 @@ def with_adapter(folder, trainer):
     )  # fmt: skip
 
 
-def sampled(prompts, trainer):
-    ids = [[6, 7, 8]] * len(prompts)
-    return {"prompt_ids": [[4, 5]] * len(prompts), "completion_ids": ids, "logprobs": [[-1.0] * 3] * len(prompts)}
-
-
-def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(tmp_path):
-    """The sampler is taken to agree with the policy, as where vLLM gave no log-prob."""
-    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
-    trainer.rollout_func = sampled
-    session = trl_replay.attach(trainer)
-    session.add(rows(**IDS))
-    steps = record(session)
-    trainer.train()
-    assert "sampling_per_token_logps" in steps[0][0]
-    assert session.totals.counters["replaced"] == 2, session.explain()
-    group = session.buffer.load(0)
-    assert group.tensors["sampling_per_token_logps"].tolist() == group.tensors["old_per_token_logps"].tolist()
-
-
 @pytest.mark.parametrize("given", ["nothing", "a file", "rows"])
 def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path, given):
     """One group in 16 is live: without the warm start, replay waits, and at most for a quarter of the run."""
@@ -214,20 +190,6 @@ def test_a_group_that_is_all_right_gives_rows_to_a_dead_slot_but_never_takes_the
     trainer.train()
     for _, after in steps[1:]:
         assert (after[ROWS][:, 0] < 0).sum() == (3 if mixed == 1 else 0), "with advantages of 0 it would teach nothing"
-
-
-def test_a_whole_group_that_is_all_right_takes_no_slot_after_resuming_with_another_mixer(tmp_path):
-    saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), **saves)
-    session = trl_replay.attach(trainer, replay_mixer="inject", replay_sampler="same_prompt")
-    session.add(ALL_RIGHT)
-    trainer.train()
-    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=4, trainer_class=Spy)
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert len(session.buffer) == 3
-    assert session.totals.counters["replaced"] == 0
-    assert session.totals.reasons["a mixed group would have been dead"] > 0
 
 
 TOOLS = [
