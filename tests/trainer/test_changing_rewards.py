@@ -58,14 +58,6 @@ def test_153_groups_that_another_rule_scored_leave_and_those_that_wait_are_refus
     assert sum(str(one.message).startswith(RULE_CHANGED) for one in caught) == 1
 
 
-def test_153_nothing_is_trained_for_a_reward_that_was_withdrawn(tmp_path):
-    """Accuracy is always 0: from the change of weights on, stock has no gradient."""
-    rewards = [functions()[0], Rewards([DEAD] * 3, name="accuracy")]
-    run = train(tmp_path, rewards=rewards, at={2: weigh(0.0, 1.0)}, max_steps=5)
-    assert run.logged("grad_norm")[2:] == [0.0] * 3
-    assert run.logged("replay/replaced_fraction") == [0.0, pytest.approx(2 / 3), 0.0, 0.0, 0.0]
-
-
 def test_153_a_change_between_two_iterations_is_seen_at_the_next_one(tmp_path):
     iterations = {"num_iterations": 2, "replay_iterations": "replay"}
     run = train(tmp_path, [LIVE] * 3, at={3: weigh(2.0)}, max_steps=4, replaced=0, **iterations)
@@ -295,16 +287,6 @@ def test_a_checkpoint_holds_no_groups_of_the_last_batch_that_are_of_another_rule
     train(tmp_path / "a", [LIVE] * 3, at={2: change}, replaced=0, **SAVES)
     state = saved.read(tmp_path / "a" / "checkpoint-2" / "trl_replay", 0)
     assert state.columns["origin"].tolist() == [2]
-
-
-def test_scale_rewards_changed_when_training_resumes_empties_the_buffer(tmp_path):
-    """Rewards of 100: ±75 unscaled, ±1.5 scaled."""
-    rows = [{**row, "reward": 100.0 * (not index)} for index, row in enumerate(ADDED)]
-    train(tmp_path / "a", [LIVE] * 3, file=rows, scale_rewards="none", replaced=0, **SAVES)
-    with pytest.warns(UserWarning, match="scale_rewards none → group"):
-        run = train(tmp_path / "b", [LIVE, DEAD, DEAD], max_steps=4, resume=str(tmp_path / "a" / "checkpoint-2"))
-    assert np.abs(run.table.row_advantage).max() < 2
-    assert not (run.table.origin > 0).any()
 
 
 def second_run(folder, rewards, file, **settings):

@@ -560,20 +560,6 @@ def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
 # what strategies and corrections see
 
 
-def spoiling(table, context):
-    table.score[:] = 1.0
-    return table.serial
-
-
-def test_42_a_strategy_cant_write_to_a_core_column(tmp_path, monkeypatch):
-    settings = {"replay_plugins": None, "replay_evictor": spoiling, "replay_buffer_size": 2}
-    with pytest.raises(ConfigurationError, match="read-only"):  # as a trial before training shows
-        train(tmp_path, **settings)
-    monkeypatch.setattr("trl_replay.setup.assembly.rehearse", lambda *given, **named: None)
-    with pytest.raises(HookError, match=r"The evictor .*read-only"):
-        train(tmp_path, **settings)
-
-
 def test_54_what_scorers_and_selectors_see_can_only_be_read(tmp_path):
     def writing(groups):
         groups.rewards[:] = 777.0

@@ -18,15 +18,6 @@ from trl_replay.errors import ResultError
 from trl_replay.testing import make_trainer
 
 
-@pytest.mark.parametrize("hooks", [{}, {"advantages": lambda groups: groups.advantages * 2}])
-def test_with_split_a_slot_whose_stored_rows_would_be_dead_stays_fresh(tmp_path, hooks):
-    """Whatever a plugin makes of the fresh ones. HALF and MOST have two best rows that are alike."""
-    first = [LIVE, HALF, [1, 1, 1, 0.0]]
-    settings = {**INJECTED, "replay_advantages": "split", "hooks": hooks}
-    run = train(tmp_path, first, [LIVE] * 3, [DEAD] * 3, max_steps=3, **settings)
-    assert run.reasons["the stored rows alone would have been dead"] == 2
-
-
 def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path):
     def several(table, count, context):
         drawn = np.full((count, 2), -1)
@@ -114,11 +105,6 @@ def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_
 def test_a_plugin_that_chooses_the_groups_is_named(tmp_path):
     with pytest.warns(UserWarning, match="The plugin 'mine' may choose live groups"):
         train(tmp_path, *SCRIPT, hooks={"select": lambda groups: None}, max_steps=2)
-
-
-def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path):
-    run = train(tmp_path, *SCRIPT, max_steps=6, **{**INJECTED, "replay_record": "loss"})
-    assert sum(run.logged("replay/lost")) == run.counters["lost"] > 2
 
 
 @pytest.mark.parametrize(
