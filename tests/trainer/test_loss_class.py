@@ -6,7 +6,6 @@ from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay.errors import ContractError
-from trl_replay.loss.tap import loss_maker
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
@@ -112,34 +111,5 @@ class Slotted(GRPOTrainer):
 def test_a_class_with_slots_trains(tmp_path):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Slotted, max_steps=3)
     session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
-
-
-def test_the_class_that_makes_the_loss_is_the_one_that_asks_for_log_probs_and_calls_no_other():
-    class Own(GRPOTrainer):
-        def _compute_loss(self, model, inputs):
-            return self._get_per_token_logps_and_entropies(model, *inputs)[0].mean()
-
-    class OnOwn(Own):
-        def _compute_loss(self, model, inputs):
-            self._get_per_token_logps_and_entropies(model, *inputs)
-            return super()._compute_loss(model, inputs)
-
-    assert loss_maker(GRPOTrainer) is loss_maker(Diamond) is GRPOTrainer
-    assert loss_maker(OnOwn) is loss_maker(Own) is Own
-
-
-def test_the_batch_that_the_trainer_keeps_holds_what_it_held_before_the_loss(tmp_path):
-    class Keeping(GRPOTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            before = dict(inputs)
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-            assert inputs.keys() == before.keys()
-            assert all(inputs[key] is value for key, value in before.items())
-            return loss
-
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Keeping, max_steps=3)
-    session = trl_replay.attach(trainer, replay_start=0, replay_weight=0.25)
     trainer.train()
     assert session.totals.counters["replaced"] > 0
