@@ -216,22 +216,6 @@ def test_the_loss_of_replayed_samples_by_hand_value_and_gradient(queued, policy,
         assert sample.advantage == pytest.approx(weight * stored[tuple(sample.input_ids.tolist())])
 
 
-def test_replayed_samples_are_of_the_present_version_whatever_staleness_allows(queued):
-    run = queued(max_staleness=1)
-    get, behind = run.queue.get, []
-
-    def looking(*args, **kwargs):
-        sample = get(*args, **kwargs)
-        if sample.group_id < 0:
-            behind.append(run.trainer.model_version - sample.model_version)
-        return sample
-
-    run.queue.get = looking
-    run.train()
-    assert set(behind) == {0}
-    assert not any("dropped_stale" in key for entry in run.trainer.state.log_history for key in entry)
-
-
 @pytest.mark.parametrize("limit", [{"replay_max_uses": 1}, {"replay_max_age": 1}, {"replay_max_fraction": 0.25}])
 def test_limits_on_age_uses_and_fraction_hold(queued, limit):
     run = queued(max_steps=8, **limit)

@@ -12,7 +12,7 @@ import trl_replay
 from trl_replay import ReplayError
 from trl_replay.extras.outcome import page
 from trl_replay.extras.outcome.comparison import compare, outcomes_of
-from trl_replay.extras.outcome.run import Curve, Run
+from trl_replay.extras.outcome.run import Run
 from trl_replay.testing import make_trainer
 
 SCRIPT = [[LIVE, HALF, LIVE], [DEAD, DEAD, LIVE]]
@@ -134,19 +134,6 @@ def test_the_function_that_counts_is_the_one_that_runs_name_and_several_names_ar
         told([named, other])
     with pytest.raises(ReplayError, match="The log of stock has no reward 'style'"):
         told([stock, named], "style")
-
-
-@pytest.mark.parametrize(
-    ("values", "level", "there"),
-    [
-        ((0.0, 0.2, 0.4, 0.3), 0.3, 150.0),  # half of the way from 0.2 to 0.4, not its later fall to 0.3
-        ((0.0, 0.2, 0.4, 0.3), 0.5, np.inf),
-        ((0.5, 0.2, 0.4, 0.6), 0.5, 0.0),  # there from the beginning
-        ((0.0, 0.3, 0.3, 0.3), 0.3, 100.0),  # a plateau counts from its beginning
-    ],
-)
-def test_a_level_is_reached_at_its_first_crossing(values, level, there):
-    assert Curve((0, 100, 200, 300), values).first(level) == pytest.approx(there)
 
 
 @pytest.fixture(scope="module")

@@ -61,15 +61,6 @@ def test_nothing_is_generated_again_in_a_dry_run_or_with_replay_off(tmp_path, ho
     assert [len(call) for call in coins.calls] == [3] * 4
 
 
-def test_evaluation_generates_what_it_does_without(tmp_path):
-    coins = Coins(0.0)
-    settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
-    rounds(tmp_path, rewards=coins, eval_prompts=["7=", "8="], replay_refill="new(rounds=1)", **settings)
-    evaluated = [prompts for prompts in coins.prompts if prompts in (["7="], ["8="])]
-    assert sorted(evaluated) == [["7="]] * 2 + [["8="]] * 2
-    assert len(coins.calls) - len(evaluated) == 2 * 4
-
-
 # how many rounds
 
 
