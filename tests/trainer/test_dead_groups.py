@@ -76,11 +76,6 @@ SHAPED = {
         [ALL_RIGHT, DEAD, LIVE],
         [True, False, True],
     ),
-    "a malus for groups that are all wrong": (
-        lambda advantages, rewards: advantages - 0.01 * (rewards.amax(1, keepdim=True) <= 0),
-        [ALL_RIGHT, DEAD, LIVE],
-        [False, True, True],
-    ),
     "a scale, under which noise stays noise": (
         lambda advantages, rewards: advantages * 0.5,
         [[0.7] * 4, [100.1] * 4, LIVE],
