@@ -121,12 +121,6 @@ def test_a_class_patch_made_after_attach_still_applies(trainer, monkeypatch):
     assert len(calls) == 4
 
 
-def test_an_attached_trainers_model_is_saved_as_before(trainer, tmp_path):
-    trl_replay.attach(trainer)
-    trainer.save_model(str(tmp_path / "saved"))
-    assert (tmp_path / "saved" / "training_args.bin").exists()
-
-
 def test_an_untested_trl_is_refused_with_a_way_out(trainer, monkeypatch):
     monkeypatch.setattr(compat, "version", lambda name: "9.9.0")
     with pytest.raises(ContractError, match=f"{compat.UNTESTED_VARIABLE}=1"):
@@ -287,6 +281,9 @@ def test_45_a_session_that_outlives_detach_keeps_neither_model_nor_optimizer_ali
     assert f"{replaced:.0f} replaced" in session.explain()
     with pytest.raises(trl_replay.ReplayError, match="no longer exists"):
         _ = session.trainer
+    parts = {name: weakref.ref(part) for name, part in (("session", session), ("tap", session.step.tap))}
+    del session
+    assert alive(parts) == []
 
 
 def test_45_a_session_that_was_never_detached_keeps_them_alive_no_longer_than_the_trainer(tmp_path):
