@@ -10,7 +10,6 @@ import pictures
 import pytest
 import torch
 from datasets import load_dataset
-from replaying import build as build_checked
 from resuming import build, digits, group_hash, train
 from support import DEAD, HALF, LIVE, Rewards, masked_rollout, record
 
@@ -175,11 +174,8 @@ def test_91_of_rows_of_more_reward_functions_those_of_the_trainer_count(exported
 
 
 def test_groups_with_images_come_back_with_those_of_the_dataset(tmp_path):
-    model, processor = pictures.llava()
-    trainer = build_checked(
-        tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), tokenizer=processor, model=model, max_steps=3,
-        arguments={"train_dataset": pictures.dataset((1, 0, 2))},
-    )  # fmt: skip
+    rewards = Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+    trainer = pictures.make_trainer(tmp_path, pictures.llava(), (1, 0, 2), rewards, max_steps=3)
     session = trl_replay.attach(trainer)
     trainer.train()
     found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
