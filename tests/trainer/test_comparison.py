@@ -197,13 +197,6 @@ def test_more_runs_than_fit_side_by_side_have_a_row_each(tmp_path, runs, said):
     assert [any(line.startswith(f"│ {name} ") and "55.6%" in line for line in lines) for name in names] == [True] * 6
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["STOCK", "REPLAY", "--completions", "0"], "--completions=0 can't be used: give a number of at least 1"),
-        (["STOCK", "REPLAY", "--reward", "style"], "has no reward 'style'. It has: reward, scripted. Name one"),
-    ],
-)
-def test_an_option_that_cannot_be_used_is_refused(runs, given, words, said):
-    folders = [word.replace("STOCK", str(runs / "stock")).replace("REPLAY", str(runs / "replay")) for word in given]
-    assert words in said("report", *folders, fails=True)
+def test_an_option_that_cannot_be_used_is_refused(runs, said):
+    told = said("report", runs / "stock", runs / "replay", "--completions", 0, fails=True)
+    assert "--completions=0 can't be used: give a number of at least 1" in told

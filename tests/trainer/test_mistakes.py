@@ -77,10 +77,6 @@ def trains_with(**functions):
     return act
 
 
-def registers(made, name="mine"):
-    return lambda desk: trl_replay.register(made, name)
-
-
 def offers(factory):
     def act(desk):
         desk.plug(plugin(strategies=lambda: [EvictorSpec("own", factory, "")]), "mine")
@@ -92,11 +88,6 @@ def offers(factory):
 class OfNoInstance:
     def __call__(self, table, context):
         return table.score
-
-
-class Unmarked:
-    def trl_replay_metrics(self, context):
-        return {}
 
 
 def misspelled(desk):
@@ -113,13 +104,11 @@ def whole_column(session):
 
 PYTHON = {
     "a size in quotes": (attach(replay_buffer_size="64"), ["replay_buffer_size='64'", "give a whole number"]),
-    "bytes in words": (attach(replay_max_bytes="2 gigs"), ["replay_max_bytes='2 gigs'", "'512MB'"]),
     "bytes without a unit": (attach(replay_max_bytes=64), ["replay_max_bytes=64", "Raise it", "'512MB'"]),
     "a share in percent": (attach(replay_max_fraction=50), ["replay_max_fraction=50", "between 0 and 1"]),
     "a start in percent": (attach(replay_start="10%"), ["replay_start='10%'", "'adaptive', a number of updates"]),
     "a start after the end": (attach(replay_start=1000), ["replay_start=1000", "max_steps=4", "Lower it"]),
     "a truth in quotes": (attach(use_replay="false"), ["use_replay='false'", "give true or false"]),
-    "an unknown choice": (attach(replay_unfilled="drop"), ["replay_unfilled='drop'", "'exclude'"]),
     "no correction": (attach(replay_correction=None), ["replay_correction=None", "give the name", "list"]),
     "a misspelled setting": (attach(buffer_size=64), ["attach()", "'buffer_size'", "mean 'replay_buffer_size'"]),
     "a misspelled field": (misspelled, ["ReplayConfig", "'replay_max_agee'", "mean 'replay_max_age'"]),
@@ -220,7 +209,6 @@ PYTHON = {
 
 COMMANDS = {
     "export nowhere": (command("export", "nowhere", "out.parquet"), ["nowhere does not exist", "output_dir"]),
-    "report nowhere": (command("report", "nowhere"), ["nowhere does not exist", "output_dir"]),
     "export a folder without a buffer": (
         command("export", "FOLDER", "out.parquet"),
         ["holds no replay buffer", "give a checkpoint of a run with replay"],
@@ -230,7 +218,6 @@ COMMANDS = {
         ["out.csv can't be written", "ends in .parquet"],
     ),
     "a misspelled subcommand": (command("reprot", "here"), ["'reprot'", "report"]),
-    "a misspelled name": (command("list", "prompt_balance"), ["'prompt_balance'", "The nearest: prompt_balanced"]),
 }
 
 FILES = {
@@ -255,24 +242,6 @@ FILES = {
 }
 
 PLUGINS = {
-    "a class as a plugin": (registers(Unmarked), ["'mine' is the class Unmarked", "register an instance"]),
-    "a hook without its mark": (registers(Unmarked()), ["'mine' has trl_replay_metrics", "@trl_replay.hookimpl"]),
-    "a misspelled hook": (
-        registers(plugin(metric=lambda context: {})),
-        ["'mine'", "there is no hook 'trl_replay_metric'", "mean 'trl_replay_metrics'"],
-    ),
-    "an argument that a hook has not": (
-        registers(plugin(metrics=lambda ctx: {})),
-        ["'mine'", "trl_replay_metrics", "{'ctx'}", "can not be found"],
-    ),
-    "a name with a slash": (
-        registers(plugin(metrics=lambda context: {}), "my/own"),
-        ["'my/own'", "beginning with a letter"],
-    ),
-    "an offer that is none": (
-        registers(plugin(strategies=lambda: ["fifo"])),
-        ["'mine'", "yields 'fifo'", "no StrategySpec"],
-    ),
     "a strategy in the place of its factory": (
         offers(lambda table, context: table.score),
         ["replay_evictor='mine/own'", "takes (table, context), as the evictor itself", "lambda: f"],

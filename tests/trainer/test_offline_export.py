@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pictures
 import pytest
+import scenarios
 import torch
 from datasets import load_dataset
 from resuming import build, digits, group_hash, train
@@ -107,18 +108,13 @@ def _without_tool_mask(group):
     return trl_replay.Group(group.tensors, group.keys - {"tool_mask"}, group.prompt_lengths, group.completion_lengths)
 
 
-def tool_trainer(folder, rewards):
-    trainer = make_trainer(folder, rewards, max_steps=2)
-    trainer.rollout_func = masked_rollout
-    return trainer
-
-
 def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path):
-    trainer = tool_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
-    session = trl_replay.attach(trainer)
-    trainer.train()
+    settings = {"rollout": masked_rollout, "max_steps": 2}
+    run = scenarios.train(tmp_path, [LIVE, HALF, DEAD], **settings)
+    session = run.session
     path = session.export(tmp_path / "out.parquet")
-    again = tool_trainer(tmp_path / "again", Rewards([LIVE, HALF, DEAD]))
+    again = make_trainer(tmp_path / "again", Rewards([DEAD] * 3))
+    again.rollout_func = masked_rollout
     other = trl_replay.attach(again)
     assert other.add(path) == len(session.buffer) > 0
     one, two = session.buffer, other.buffer
@@ -246,9 +242,9 @@ def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tm
         return score
 
     functions = [scored(1.0), scored(10.0)]
-    trainer = make_trainer(tmp_path, functions, max_steps=3, reward_weights=[1.0, 0.25])
-    session = trl_replay.attach(trainer)
-    trainer.train()
+    rule = {"rewards": functions, "reward_weights": [1.0, 0.25], "replaced": 0}
+    run = scenarios.train(tmp_path, max_steps=3, **rule)
+    session = run.session
     path = session.export(tmp_path / "out.parquet")
     found = pd.read_parquet(path)
     assert [name for name in found if name.startswith("reward/")] == ["reward/score", "reward/score#2"]
