@@ -143,13 +143,6 @@ def test_24_a_drifted_signature_is_refused_before_patching(tmp_path):
     assert state(trainer) == before
 
 
-def test_a_config_object_and_keywords_mean_the_same(trainer):
-    config = trl_replay.ReplayConfig(replay_evictor="fifo")
-    with trl_replay.attached(trainer, config, replay_buffer_size=5) as session:
-        assert (session.config.replay_evictor, session.config.replay_buffer_size) == ("fifo", 5)
-    assert config.replay_buffer_size == 64, "the user's object is not changed"
-
-
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 MODELS = {
     "gpt2": ({"n_embd": 32, "n_layer": 1, "n_head": 2}, True),

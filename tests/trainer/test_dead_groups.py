@@ -81,11 +81,6 @@ SHAPED = {
         [[0.7] * 4, [100.1] * 4, LIVE],
         [False, False, True],
     ),
-    "only the best groups are kept": (
-        lambda advantages, rewards: advantages * (rewards.sum(1, keepdim=True) > 1),
-        [LIVE, HALF, [1.0, 1.0, 1.0, 0.0]],
-        [False, True, True],
-    ),
     "no scale, with noise of its own": (
         lambda advantages, rewards: rewards - rewards.mean(1, keepdim=True) + 1e-8,
         [ALL_RIGHT, DEAD, LIVE],

@@ -1,6 +1,5 @@
 """Generating again for dead groups, through the trainer: what is trained on, what is logged, what is left alone."""
 
-import contextlib
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -47,7 +46,7 @@ def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_w
     shaped = {"trainer_class": shaping(lambda advantages: advantages * 2), "scale_rewards": scale}
     words = r"scale_rewards='batch'.*this trainer shapes advantages itself.*Leave replay_refill out"
     refused = pytest.raises(trl_replay.SeamError, match=words)
-    with refused if scale == "batch" else contextlib.nullcontext():
+    with refused if scale == "batch" else nullcontext():
         assert rounds(tmp_path, rewards=Coins(0.5), **shaped).counters["refilled"] > 0
 
 

@@ -112,11 +112,10 @@ def test_ids_alone_are_enough(tmp_path):
     tokenizer = trainer.processing_class
     prompt = tokenizer("1=")["input_ids"]
     ids = [tokenizer(text)["input_ids"] for text in "2345"]
-    as_ids = [{"prompt": prompt, "completion": one, "reward": value} for one, value in zip(ids, LIVE, strict=True)]
-    named = [
-        {"prompt_ids": prompt, "completion_ids": one, "reward": value} for one, value in zip(ids, LIVE, strict=True)
-    ]
-    assert session.add(as_ids) == session.add(named) == 1
+    for end in ("", "_ids"):
+        made = zip(ids, LIVE, strict=True)
+        rows = [{f"prompt{end}": prompt, f"completion{end}": one, "reward": value} for one, value in made]
+        assert session.add(rows) == 1
     for serial in session.buffer:
         assert session.buffer.load(serial).tensors["completion_ids"].tolist() == [
             token for one in ids for token in one

@@ -102,12 +102,6 @@ def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(tmp_path,
     assert "_prepare_inputs" not in run.trainer.__dict__
 
 
-def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=2)
-    trl_replay.attach(trainer)
-    assert "_prepare_inputs" not in trainer.__dict__
-
-
 @pytest.mark.parametrize(
     ("trainer", "settings", "words"),
     [

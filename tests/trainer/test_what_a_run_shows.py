@@ -55,10 +55,9 @@ def test_a_run_begins_and_ends_with_a_line_and_tells_what_it_is(tmp_path, capsys
 
 
 def test_a_further_update_logs_the_share_of_its_groups_that_were_drawn_anew(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=8, num_iterations=2)
-    session = trl_replay.attach(trainer, replay_iterations="replay", replay_start=0)
-    trainer.train()
-    shares = [entry.get("replay/redrawn_fraction") for entry in trainer.state.log_history if "loss" in entry]
+    run = train(tmp_path, *SCRIPT, max_steps=8, num_iterations=2, replay_iterations="replay")
+    log = run.trainer.state.log_history
+    shares = [entry.get("replay/redrawn_fraction") for entry in log if "loss" in entry]
     assert shares[::2] == [None] * 4
-    assert sum(share for share in shares[1::2] if share) * 3 == pytest.approx(session.totals.counters["iterated"])
-    assert "drawn anew in further updates" in outcome_of(trainer.state.log_history).facts
+    assert sum(share for share in shares[1::2] if share) * 3 == pytest.approx(run.counters["iterated"])
+    assert "drawn anew in further updates" in outcome_of(log).facts
