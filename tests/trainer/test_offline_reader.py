@@ -140,15 +140,6 @@ def test_38_and_51_a_value_that_cannot_be_used_is_named_with_its_row(session, co
     assert len(session.buffer) == 0
 
 
-def test_38_training_does_not_begin_with_a_warm_start_that_cannot_be_used(tmp_path):
-    path = written(tmp_path / "rows.jsonl", changed(old_per_token_logps=[5.0, -1.0]))
-    trainer = build(tmp_path)
-    session = trl_replay.attach(trainer, replay_warm_start=str(path))
-    with pytest.raises(ReplayError, match=r"Row 2 of .*rows.jsonl has 5 in old_per_token_logps"):
-        trainer.train()
-    assert len(session.buffer) == trainer.state.global_step == 0
-
-
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
