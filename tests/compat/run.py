@@ -30,7 +30,7 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
 }
 FILES = ("any_settings", "assembly", "attachment", "completion_sources", "dead_groups", "fresh_metrics",
          "generation_prompts", "generation_rounds", "idle", "images", "loss_class",
-         "losses_by_hand", "migration", "mixing", "models", "plan_hook", "replay_iterations", "replay_reward",
+         "losses_by_hand", "mixing", "models", "plan_hook", "replay_iterations", "replay_reward",
          "replayed_groups", "session", "silent_rows", "subclasses", "users_losses")  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from releases import SAMPLES_IMAGE_TOKENS
+from replaying import build
 from tools import of_characters
 
 from trl_replay.testing import CHARACTERS
@@ -154,3 +156,12 @@ def dataset(counts: tuple[int, ...]) -> Any:
         rows.append({"prompt": [{"role": "user", "content": text}], "images": pictures})
     message = {"role": Value("string"), "content": Value("string")}
     return Dataset.from_list(rows, features=Features({"prompt": List(message), "images": List(ImageFeature())}))
+
+
+def make_trainer(folder: Any, made: tuple[Any, Any], rows: Any, rewards: Any, **settings: Any) -> Any:
+    """A trainer of one of these models, on a dataset or on conversations with these numbers of images."""
+    model, processor = made
+    if SAMPLES_IMAGE_TOKENS:
+        settings["generation_kwargs"] = {"suppress_tokens": [model.config.image_token_id]}
+    arguments = {"train_dataset": dataset(rows) if isinstance(rows, tuple) else rows}
+    return build(folder, rewards, tokenizer=processor, model=model, arguments=arguments, **settings)

@@ -7,7 +7,6 @@ row by row from forwards of the plain model, it is what must come out.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
@@ -98,14 +97,6 @@ def scaled(inputs: Any, factor: float = 0.5) -> dict[str, Any]:
     return {**inputs, "advantages": inputs["advantages"] * factor}
 
 
-def shaped_by_entropy(self, inputs):
-    with torch.no_grad():
-        entropies = ask(self, self.model, *both(inputs), inputs)[1]
-    mask = inputs["completion_mask"]
-    bonus = 0.1 * (entropies * mask).sum(1) / mask.sum(1).clamp(min=1)
-    return {**inputs, "advantages": inputs["advantages"] + bonus}
-
-
 def shaped_in_the_batch(self, inputs):
     inputs["advantages"] = inputs["advantages"] * 0.5
     return inputs
@@ -115,12 +106,6 @@ def masked(self, inputs):
     mask = inputs["completion_mask"].clone()
     mask[:, 0] = 0
     return {**inputs, "tool_mask": mask}
-
-
-def deep_copied(self, inputs):
-    mine = copy.deepcopy(inputs)
-    mine["advantages"] *= 0.5
-    return mine
 
 
 def trimmed_in_a_copy(self, inputs):
@@ -137,10 +122,6 @@ def trimmed_in_a_copy(self, inputs):
 def widened_in_a_copy(self, inputs):
     wide = ("completion_ids", "completion_mask", OLD, "ref_per_token_logps")
     return {**inputs, **{key: functional.pad(inputs[key], (0, 3)) for key in wide if inputs.get(key) is not None}}
-
-
-def reordered_in_a_copy(self, inputs):
-    return rows_of(inputs, backwards(inputs))
 
 
 def reordered_known_keys_in_the_batch(self, inputs):
@@ -164,9 +145,8 @@ GIVEN: dict[str, Callable[[Any, Any], Any]] = {
     **{
         make.__name__: make
         for make in (
-            shaped_by_entropy, shaped_in_the_batch, masked, deep_copied, trimmed_in_a_copy, widened_in_a_copy,
-            reordered_in_a_copy, reordered_known_keys_in_the_batch, rebuilt_from_known_keys,
-            rows_of_no_advantage_dropped,
+            shaped_in_the_batch, masked, trimmed_in_a_copy, widened_in_a_copy,
+            reordered_known_keys_in_the_batch, rebuilt_from_known_keys, rows_of_no_advantage_dropped,
         )
     },
 }  # fmt: skip
@@ -206,18 +186,12 @@ def skipped_without_advantages(self, model, inputs, loss):
     return loss(model, inputs)
 
 
-def twice_the_second_in_a_copy(self, model, inputs, loss):
-    first = loss(model, inputs)
-    return first - 0.3 * loss(model, {**inputs, "advantages": inputs["advantages"].clamp(max=0)})
-
-
 AROUND: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "named_arguments": lambda self, model, inputs, loss: loss(inputs=inputs, model=model),
     **{
         make.__name__: make
         for make in (
             forward_before_on_flipped_rows, halves, skipped_without_advantages,
-            twice_the_second_in_a_copy,
         )
     },
 }  # fmt: skip
@@ -283,15 +257,6 @@ def a_patch_of_trls_class(base):
 
     Patched.patch = staticmethod(patch)
     return Patched
-
-
-@case
-def shaped_around_the_loss(base):
-    class Outside(base):  # type: ignore[misc]
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            return super().compute_loss(model, scaled(inputs), *args, **kwargs)
-
-    return Outside
 
 
 @case

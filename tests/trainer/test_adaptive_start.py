@@ -1,6 +1,5 @@
 """`replay_start="adaptive"` in training: when it waits, and how long."""
 
-import pytest
 from support import DEAD, LIVE, Rewards, record, replayed
 from transformers import TrainerCallback
 
@@ -44,12 +43,6 @@ def test_sparse_rewards_wait_from_the_first_update_and_no_longer_than_a_quarter_
     assert filled[:4] == [0, 0, 0, 0], "one entry is too few to be replayed again and again"
     assert all(filled[4:]), session.explain()
     assert "3 x replay_start='adaptive' (sparse rewards, too few entries yet) allows 0 of 4" in session.explain()
-
-
-@pytest.mark.parametrize("start", [0, None])
-def test_without_a_start_they_do_not_wait(tmp_path, start):
-    _, filled = train(tmp_path, *SPARSE, steps=3, replay_start=start)
-    assert filled == [0, 1, 1]
 
 
 def test_once_it_has_begun_it_does_not_wait_again(tmp_path):

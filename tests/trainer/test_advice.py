@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 from advised import alarms_in, outcome_of
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards, logged, rolled_out
 
 import trl_replay
@@ -79,14 +80,9 @@ RUNS = {
     "all right": (scripted(*FULL, [RIGHT] * 3), SLOW, {}, "Most prompts are solved"),
     "nothing to replace": (scripted([LIVE, HALF, LIVE]), SLOW, {}, "Replay replaced 0% of the groups"),
     "acting": (scripted(*FULL, *MOSTLY_DEAD), SLOW, {}, "The reward fell from"),
-    "only counted": (scripted([LIVE, HALF, DEAD]), SLOW, {"replay_dry_run": True}, "The reward did not rise"),
-    "short": (scripted([LIVE, HALF, LIVE]), {"max_steps": 12, **SLOW}, {}, "too few steps to tell"),
     "a sum that always differs": ([constant(1.0), spread, begins], SLOW, {}, "Most groups are dead by 'begins'"),
-    "the same with the name": ([constant(1.0), spread, begins], SLOW, {"replay_reward": "begins"}, ""),
     "a function that never pays": ([spread, says("zzz")], SLOW, {}, "Score a right answer with 'accuracy'"),
-    "format alone": ([constant(1.0), says("zzz")], SLOW, {}, "Score a right answer with 'accuracy'"),
     "all rewards None": (constant(None), SLOW, {}, "Find out why no reward function scores"),
-    "two updates": (scripted([LIVE, HALF, DEAD]), {"num_iterations": 2, **SLOW}, {}, "The reward did not rise"),
 }  # fmt: skip
 
 
@@ -108,9 +104,7 @@ def test_explain_and_the_report_of_its_log_begin_and_end_in_the_same_lines(tmp_p
 
 
 def test_a_setting_that_masks_everything_warns_once_with_its_value_and_the_remedy(tmp_path, recwarn):
-    trainer = make_trainer(tmp_path, Rewards(*FULL, *FULL, *MOSTLY_DEAD), max_steps=26, learning_rate=2e-2)
-    session = trl_replay.attach(trainer, replay_start=0, **NARROW)
-    trainer.train()
+    session = train(tmp_path, *FULL, *FULL, *MOSTLY_DEAD, max_steps=26, learning_rate=2e-2, **NARROW).session
     (told,) = [str(warning.message) for warning in recwarn if "masked" in str(warning.message)]
     words = r"replay_correction='sequence_mask' \(low=0.99, high=1.01\)\. .*replay_correction=\"sequence_mask\""
     assert re.match(r"Of the rows replayed in 8 updates, (9\d|100)% were masked.*" + words, told)
@@ -120,21 +114,16 @@ def test_a_setting_that_masks_everything_warns_once_with_its_value_and_the_remed
 @pytest.mark.parametrize("settings", [{}, {"replay_correction": "sequence_mask"}])
 def test_no_warning_where_something_is_left_or_nothing_was_meant_to_be(tmp_path, settings):
     """Warnings are errors here."""
-    trainer = make_trainer(tmp_path, Rewards(*FULL, *MOSTLY_DEAD), max_steps=14, learning_rate=1e-4)
-    trl_replay.attach(trainer, replay_start=0, **settings)
-    trainer.train()
+    train(tmp_path, *FULL, *MOSTLY_DEAD, max_steps=14, learning_rate=1e-4, **settings)
 
 
 def test_imitation_leaves_failures_out_by_intent(tmp_path):
     """Of 24 rows one trains, which is neither a warning nor advice to take another correction."""
     one = [1.0] + [0.0] * 23
-    rewards = Rewards(*[[one]] * 3, *[[[0.0] * 24], [one]] * 9)
-    settings = {"num_generations": 24, "per_device_train_batch_size": 24, "learning_rate": 1e-2}
-    trainer = make_trainer(tmp_path, rewards, max_steps=21, **settings)
-    session = trl_replay.attach(trainer, replay_start=0, replay_correction="imitation")
-    trainer.train()
-    assert session.totals.counters["replaced"] == 9, "more updates than it takes for a warning, which would raise"
-    assert logged(trainer, "replay/gated_fraction")[-1] == pytest.approx(23 / 24)
+    script = *[[one]] * 3, *[[[0.0] * 24], [one]] * 9
+    settings = {"num_generations": 24, "per_device_train_batch_size": 24, "learning_rate": 1e-2, "max_steps": 21}
+    run = train(tmp_path, *script, replaced=9, replay_correction="imitation", **settings)  # a warning would raise
+    assert run.logged("replay/gated_fraction")[-1] == pytest.approx(23 / 24)
 
 
 @LEARNS

@@ -1,10 +1,9 @@
 """Refusals while a session's parts are put together, before anything is patched."""
 
 import pytest
-from corrected import TOKEN_WEIGHTS
 from packaging.version import Version
 from scenarios import train
-from support import DEAD, HALF, LIVE, LOSSES, Rewards
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.errors import RefusedError
@@ -44,28 +43,6 @@ def test_the_liger_loss_up_to_trl_1_13_is_refused_with_the_release_and_the_remed
     assert trainer.__dict__ == before
     trainer.use_liger_kernel = False
     trl_replay.attach(trainer)
-
-
-REFUSED = [(correction, loss) for correction in sorted(TOKEN_WEIGHTS) for loss in LOSSES if loss != "cispo"]
-
-
-@pytest.mark.parametrize(("correction", "loss"), REFUSED)
-def test_token_weights_are_refused_by_name_where_they_are_not_exact(tmp_path, correction, loss):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), loss_type=loss, importance_sampling_level="sequence")
-    before = dict(trainer.__dict__)
-    with pytest.raises(trl_replay.ConfigurationError, match=f"replay_correction='{correction}' weighs single tokens"):
-        trl_replay.attach(trainer, replay_correction=correction)
-    assert trainer.__dict__ == before
-
-
-def own_sampler(table, count, context):
-    return list(range(count))
-
-
-def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
-    with pytest.raises(trl_replay.ConfigurationError, match=r"needs the chances.*is no WeightedSampler.*proportional"):
-        trl_replay.attach(trainer, replay_correction="per", replay_sampler=own_sampler)
 
 
 def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path):

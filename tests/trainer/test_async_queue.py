@@ -23,9 +23,11 @@ from queued import (
     samples_of,
     watch,
 )
-from support import Act
+from support import Act, plugin_class
+from teacher import IDS, rows
 from transformers import Qwen2ForCausalLM, TrainerCallback
 from trl_replay_async import compat as asynchronous
+from users_losses import alone
 
 import trl_replay
 from trl_replay import ReplayError
@@ -112,13 +114,11 @@ def by_hand(model, samples, low, high):
     """The trainer's loss over the samples of a micro-batch, one forward a sample."""
     total, tokens = torch.zeros(()), 0
     for sample in samples:
-        ids = torch.from_numpy(sample.input_ids)[None]
-        logps = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-        chosen = logps.gather(1, ids[0, 1:, None])[:, 0]
-        mask = torch.from_numpy(sample.completion_mask[1:]).bool()
-        ratio = (chosen - torch.from_numpy(sample.old_log_probs[1:])).exp()[mask]
+        mask = sample.completion_mask == 1
+        chosen = alone(model, (sample.input_ids[~mask].tolist(), sample.input_ids[mask].tolist()))
+        ratio = (chosen - torch.from_numpy(sample.old_log_probs[mask])).exp()
         total = total - torch.min(ratio * sample.advantage, ratio.clamp(1 - low, 1 + high) * sample.advantage).sum()
-        tokens += int(mask.sum())
+        tokens += len(chosen)
     return total / tokens
 
 
@@ -174,15 +174,8 @@ def test_179_a_warm_start_cuts_no_group_of_forked_completions_into_groups_of_oth
 
 def test_115_a_files_advantages_of_tokens_are_refused(queued):
     """A sample of TRL's has one advantage."""
-    rows = [
-        {
-            "prompt": "1=", "completion": "ab", "prompt_ids": [5, 6], "completion_ids": [7, 8 + row], "reward": row,
-            "old_per_token_logps": [-1.0, -2.0], "advantages": [row - 1.5, 1.0],
-        }
-        for row in range(SIZE)
-    ]  # fmt: skip
     session = queued(all_live).session
-    for made in (rows, [{**row, "advantage": 1.0} for row in rows]):
+    for made in (rows(**IDS, advantages=[0.5, 1.0]), rows(**IDS, advantages=[0.5, 1.0], advantage=1.0)):
         with pytest.raises(ReplayError, match="Rows of the rows given lack log-probs or advantages"):
             session.add(made)
 
@@ -214,22 +207,6 @@ def test_the_loss_of_replayed_samples_by_hand_value_and_gradient(queued, policy,
     stored = {tuple(one.input_ids.tolist()): one.advantage for one in run.fresh}
     for sample in run.replayed:
         assert sample.advantage == pytest.approx(weight * stored[tuple(sample.input_ids.tolist())])
-
-
-def test_replayed_samples_are_of_the_present_version_whatever_staleness_allows(queued):
-    run = queued(max_staleness=1)
-    get, behind = run.queue.get, []
-
-    def looking(*args, **kwargs):
-        sample = get(*args, **kwargs)
-        if sample.group_id < 0:
-            behind.append(run.trainer.model_version - sample.model_version)
-        return sample
-
-    run.queue.get = looking
-    run.train()
-    assert set(behind) == {0}
-    assert not any("dropped_stale" in key for entry in run.trainer.state.log_history for key in entry)
 
 
 @pytest.mark.parametrize("limit", [{"replay_max_uses": 1}, {"replay_max_age": 1}, {"replay_max_fraction": 0.25}])
@@ -553,22 +530,13 @@ def test_detach_in_the_midst_of_training_lets_the_rest_pass(queued):
 def test_hooks_of_plugins_are_called(queued, plug):
     called = []
 
-    class Plugin:
-        @trl_replay.hookimpl
-        def trl_replay_admitted(self, table, rows):
-            called.append("admitted")
-
-        @trl_replay.hookimpl
-        def trl_replay_eligible(self, table, context):
-            called.append("eligible")
-            return {"never": np.ones(len(table), bool)}
-
-        @trl_replay.hookimpl
-        def trl_replay_metrics(self, context):
-            return {"replay/mine": 3.0}
-
-    run = queued(replay_plugins=[plug(Plugin())]).train()
-    assert {"admitted", "eligible"} <= set(called)
+    hooks = {
+        "admitted": lambda table, rows: called.append("admitted"),
+        "eligible": lambda table: {"never": np.ones(len(table), bool)},
+        "metrics": lambda: {"replay/mine": 3.0},
+    }
+    run = queued(replay_plugins=[plug(plugin_class(**hooks)())]).train()
+    assert called
     assert run.counters["replaced"] == 0
     assert "never" in run.session.explain()
     assert run.session.metrics["replay/mine"] == 3.0

@@ -1,16 +1,13 @@
 """A run of AsyncGRPOTrainer that is resumed at any boundary goes on bit for bit as if it had not been interrupted."""
 
 import copy
-import shutil
 
 import numpy as np
 import pytest
 import torch
-from queued import DEAD, LIVE, Queued, Script, all_live, make_async_trainer, samples_of, stand_in, watch
+from queued import DEAD, LIVE, Queued, Script, all_live, samples_of, stand_in, watch
 from transformers import TrainerCallback
 from trl_replay_async import compat as asynchronous
-
-import trl_replay
 
 STEPS = 8
 SAVES = {"save_strategy": "steps", "save_steps": 1}
@@ -116,17 +113,3 @@ def test_122_a_live_group_that_was_half_fetched_is_generated_again(queued):
     run.train()
     assert begun[0]
     assert not begun[0] & told[0]
-
-
-def test_a_checkpoint_of_another_trainer_kind_or_without_replay_is_told(queued, policy, tmp_path):
-    make_async_trainer(tmp_path, policy, Script(mixed), max_steps=2, **SAVES).train()
-    with pytest.warns(UserWarning, match="holds no replay buffer"):
-        queued(mixed, max_steps=3).trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-
-
-def test_a_damaged_checkpoint_is_refused(queued, whole, tmp_path):
-    checkpoint = shutil.copytree(whole[0] / "checkpoint-4", tmp_path / "checkpoint-4")
-    table = next((checkpoint / "trl_replay").rglob("table.safetensors"))
-    table.write_bytes(table.read_bytes()[:-1] + b"x")
-    with pytest.raises(trl_replay.CheckpointError):
-        queued(mixed, **SETTINGS).trainer.train(resume_from_checkpoint=str(checkpoint))

@@ -121,12 +121,6 @@ def test_a_class_patch_made_after_attach_still_applies(trainer, monkeypatch):
     assert len(calls) == 4
 
 
-def test_an_attached_trainers_model_is_saved_as_before(trainer, tmp_path):
-    trl_replay.attach(trainer)
-    trainer.save_model(str(tmp_path / "saved"))
-    assert (tmp_path / "saved" / "training_args.bin").exists()
-
-
 def test_an_untested_trl_is_refused_with_a_way_out(trainer, monkeypatch):
     monkeypatch.setattr(compat, "version", lambda name: "9.9.0")
     with pytest.raises(ContractError, match=f"{compat.UNTESTED_VARIABLE}=1"):
@@ -147,13 +141,6 @@ def test_24_a_drifted_signature_is_refused_before_patching(tmp_path):
     with pytest.raises(ContractError, match=r"Drifted\._compute_loss takes \('inputs', 'model'\)"):
         trl_replay.attach(trainer)
     assert state(trainer) == before
-
-
-def test_a_config_object_and_keywords_mean_the_same(trainer):
-    config = trl_replay.ReplayConfig(replay_evictor="fifo")
-    with trl_replay.attached(trainer, config, replay_buffer_size=5) as session:
-        assert (session.config.replay_evictor, session.config.replay_buffer_size) == ("fifo", 5)
-    assert config.replay_buffer_size == 64, "the user's object is not changed"
 
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -287,6 +274,9 @@ def test_45_a_session_that_outlives_detach_keeps_neither_model_nor_optimizer_ali
     assert f"{replaced:.0f} replaced" in session.explain()
     with pytest.raises(trl_replay.ReplayError, match="no longer exists"):
         _ = session.trainer
+    parts = {name: weakref.ref(part) for name, part in (("session", session), ("tap", session.step.tap))}
+    del session
+    assert alive(parts) == []
 
 
 def test_45_a_session_that_was_never_detached_keeps_them_alive_no_longer_than_the_trainer(tmp_path):

@@ -33,12 +33,6 @@ def test_a_group_larger_than_all_the_bytes_is_refused_and_evicts_nobody(tmp_path
     assert "it alone is larger than replay_max_bytes" in session.explain()
 
 
-def test_groups_whichever_limit_is_reached_first_evicts(tmp_path):
-    """Warnings are errors: bytes were never the reason."""
-    run = train(tmp_path, [LIVE, HALF, DEAD], replay_max_bytes="1GB", replay_buffer_size=3)
-    assert len(run.table) == 3
-
-
 def test_a_buffer_that_fails_once_has_no_entry_without_payload(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD]), max_steps=3)
     session = trl_replay.attach(trainer)

@@ -1,6 +1,5 @@
 """Limits on how much is replayed, through the real trainer."""
 
-import pytest
 from scenarios import train
 from support import DEAD, LIVE
 
@@ -15,10 +14,3 @@ def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path):
         expected.append(3 if rate >= 0.28 else 0)
     assert run.replayed == expected == [0, 0, 0, 3, 3, 3]
     assert "replay_start='pass_rate(0.28)' allows 0 of 3 groups" in run.session.explain()
-
-
-def test_what_passes_is_a_setting(tmp_path):
-    session = train(
-        tmp_path, [[3.0, 1, 1, 1]] * 3, [DEAD] * 3, max_steps=3, replay_start="pass_rate(0.2)", replay_pass_reward=2.0
-    ).session
-    assert session.buffer.policy.limiter.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)

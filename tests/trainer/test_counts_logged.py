@@ -37,15 +37,6 @@ def test_counts_are_those_since_the_last_entry(tmp_path):
     assert sum(entry["replay/stored"] for entry in seldom) == session.totals.counters["stored"] == 3
 
 
-def test_all_wrong_and_all_right_groups_are_told_apart(tmp_path):
-    often, session = entries(tmp_path / "often", 1)
-    assert [entry["replay/all_wrong_fraction"] for entry in often[:3]] == pytest.approx([1 / 3, 1 / 3, 2 / 3])
-    assert [entry["replay/all_right_fraction"] for entry in often[:3]] == pytest.approx([0, 1 / 3, 1 / 3])
-    seldom, _ = entries(tmp_path / "seldom", 3)
-    assert seldom[0]["replay/all_wrong_fraction"] == pytest.approx(4 / 9), "a share is averaged"
-    assert session.totals.counters["all_wrong"] == 10
-
-
 def test_the_page_has_every_metric_of_the_table():
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     assert [key for key in METRICS if f"`{key}" not in page] == []

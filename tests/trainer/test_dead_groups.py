@@ -76,20 +76,10 @@ SHAPED = {
         [ALL_RIGHT, DEAD, LIVE],
         [True, False, True],
     ),
-    "a malus for groups that are all wrong": (
-        lambda advantages, rewards: advantages - 0.01 * (rewards.amax(1, keepdim=True) <= 0),
-        [ALL_RIGHT, DEAD, LIVE],
-        [False, True, True],
-    ),
     "a scale, under which noise stays noise": (
         lambda advantages, rewards: advantages * 0.5,
         [[0.7] * 4, [100.1] * 4, LIVE],
         [False, False, True],
-    ),
-    "only the best groups are kept": (
-        lambda advantages, rewards: advantages * (rewards.sum(1, keepdim=True) > 1),
-        [LIVE, HALF, [1.0, 1.0, 1.0, 0.0]],
-        [False, True, True],
     ),
     "no scale, with noise of its own": (
         lambda advantages, rewards: rewards - rewards.mean(1, keepdim=True) + 1e-8,

@@ -87,15 +87,6 @@ def test_49_what_the_loss_computes_is_logged_of_fresh_rows_alone(tmp_path, loss,
     assert max(expected["clip_ratio"]) > 0
 
 
-def test_49_with_nothing_replayed_they_are_trls_own(tmp_path):
-    settings = {"num_iterations": 2, "beta": 0.1, "epsilon": 0.01, "learning_rate": 2e-2}
-    run = train(tmp_path, [LIVE, HALF, DEAD], replay_dry_run=True, **settings)
-    names = {"fresh_entropy": "entropy", "fresh_kl": "kl", "fresh_clip_ratio": "clip_ratio/region_mean"}
-    for ours, theirs in names.items():
-        assert run.logged(f"replay/{ours}") == pytest.approx(run.logged(theirs), rel=1e-4, abs=1e-6)
-        assert len(run.logged(theirs)) == 4
-
-
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 3.0, "entropy_coef_delta": 0.01}
 
 

@@ -18,31 +18,28 @@ PROMPTS = PROMPTS[:12]
 
 
 class Backwards(torch.utils.data.Sampler[int]):
-    """Rows from the last to the first, or as a generator says that several samplers share; repeated as TRL does."""
+    """TRL's rows, from the last to the first."""
 
-    def __init__(self, trainer, own):
-        self.own, self.size = own, trainer.num_generations
-        self.groups = trainer.args.generation_batch_size // self.size
-        self.repeats = trainer.args.steps_per_generation * trainer.num_iterations
+    def __init__(self, stock):
+        self.stock = stock
 
     def __iter__(self):
-        numbers = range(11, -1, -1) if self.own is None else torch.randperm(12, generator=self.own[0]).tolist()
-        for start in range(0, 12, self.groups):
-            for _ in range(self.repeats):
-                for number in numbers[start : start + self.groups]:
-                    yield from [number] * self.size
+        return (11 - number for number in self.stock)
 
     def __len__(self):
-        return 12 * self.size * self.repeats
+        return len(self.stock)
 
 
 class Sampled(GRPOTrainer):
-    """A trainer with a sampler of its own."""
+    """A trainer with a sampler of its own, which may draw by a generator that it shares."""
 
     own: list[Any] | None = None
 
     def _get_train_sampler(self, dataset=None):
-        return Backwards(self, self.own)
+        stock = super()._get_train_sampler(dataset)
+        if self.own:
+            stock.shuffle, (stock.generator, stock.lock) = True, self.own
+        return Backwards(stock)
 
 
 def prompts_of(folder, own=None, refill=2, **settings):

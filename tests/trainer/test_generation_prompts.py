@@ -125,11 +125,6 @@ def test_71_what_is_no_row_a_group_is_refused_by_name(tmp_path, answer, words):
         train(tmp_path, lambda rows, context: answer)
 
 
-def test_an_error_is_blamed_on_the_plugin_and_the_hook(tmp_path):
-    with pytest.raises(HookError, match=r"Plugin 'chooser' .* trl_replay_inputs at update 0: KeyError: 'x'"):
-        train(tmp_path, lambda rows, context: rows[0]["x"])
-
-
 def test_it_is_not_asked_in_eval_or_in_a_dry_run(tmp_path):
     asked = []
     settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "eval_prompts": ["7="]}

@@ -1,6 +1,5 @@
 """Generating again for dead groups, through the trainer: what is trained on, what is logged, what is left alone."""
 
-import contextlib
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -47,7 +46,7 @@ def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_w
     shaped = {"trainer_class": shaping(lambda advantages: advantages * 2), "scale_rewards": scale}
     words = r"scale_rewards='batch'.*this trainer shapes advantages itself.*Leave replay_refill out"
     refused = pytest.raises(trl_replay.SeamError, match=words)
-    with refused if scale == "batch" else contextlib.nullcontext():
+    with refused if scale == "batch" else nullcontext():
         assert rounds(tmp_path, rewards=Coins(0.5), **shaped).counters["refilled"] > 0
 
 
@@ -59,15 +58,6 @@ def test_nothing_is_generated_again_in_a_dry_run_or_with_replay_off(tmp_path, ho
     coins = Coins(0.0)
     rounds(tmp_path, rewards=coins, **how)
     assert [len(call) for call in coins.calls] == [3] * 4
-
-
-def test_evaluation_generates_what_it_does_without(tmp_path):
-    coins = Coins(0.0)
-    settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
-    rounds(tmp_path, rewards=coins, eval_prompts=["7=", "8="], replay_refill="new(rounds=1)", **settings)
-    evaluated = [prompts for prompts in coins.prompts if prompts in (["7="], ["8="])]
-    assert sorted(evaluated) == [["7="]] * 2 + [["8="]] * 2
-    assert len(coins.calls) - len(evaluated) == 2 * 4
 
 
 # how many rounds

@@ -7,8 +7,8 @@ import pytest
 import torch
 from generating import Coins, by_hand, rounds_of
 from image_rows import assert_same_images, by_row, real_types
-from releases import SAMPLES_IMAGE_TOKENS, since
-from replaying import Checked, build, replay
+from releases import since
+from replaying import Checked, replay
 from support import DEAD, HALF, LIVE, Rewards, Spy, record
 
 import trl_replay
@@ -36,13 +36,8 @@ CASES = [
 
 
 def train(tmp_path, make, counts, replays=MappingProxyType({}), **settings):
-    model, processor = make()
-    if SAMPLES_IMAGE_TOKENS:
-        settings["generation_kwargs"] = {"suppress_tokens": [model.config.image_token_id]}
-    trainer = build(
-        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, max_steps=6, learning_rate=1e-2,
-        arguments={"train_dataset": pictures.dataset(counts)}, **settings,
-    )  # fmt: skip
+    settings = {"max_steps": 6, "learning_rate": 1e-2, **settings}
+    trainer = pictures.make_trainer(tmp_path, make(), counts, Rewards(*SCRIPT), **settings)
     trainer.independent = False
     return replay(trainer, **replays)
 
@@ -96,11 +91,8 @@ class OneTooMany(Checked):
 
 
 def test_9_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(tmp_path):
-    model, processor = pictures.llava()
-    trainer = build(
-        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, trainer_class=OneTooMany,
-        arguments={"train_dataset": pictures.dataset((1, 1, 1))},
-    )  # fmt: skip
+    rewards = Rewards(*SCRIPT)
+    trainer = pictures.make_trainer(tmp_path, pictures.llava(), (1, 1, 1), rewards, trainer_class=OneTooMany)
     trl_replay.attach(trainer)
     with pytest.raises(trl_replay.BatchError, match=r"have {'pixel_values': \(13, 3, 28, 28\)}, which TRL"):
         trainer.train()
@@ -126,15 +118,8 @@ def test_a_groups_common_images_are_stored_once(tmp_path):
     ],
 )
 def test_groups_that_are_generated_again_bring_their_images(tmp_path, layout, counts):
-    model, processor = MODELS[layout]()
-    settings = {}
-    if SAMPLES_IMAGE_TOKENS:
-        settings["generation_kwargs"] = {"suppress_tokens": [model.config.image_token_id]}
     coins = Coins(0.5)
-    trainer = build(
-        tmp_path, coins, tokenizer=processor, model=model, trainer_class=Spy, max_steps=3, **settings,
-        arguments={"train_dataset": pictures.dataset(counts)},
-    )  # fmt: skip
+    trainer = pictures.make_trainer(tmp_path, MODELS[layout](), counts, coins, trainer_class=Spy, max_steps=3)
     session = trl_replay.attach(trainer, replay_refill="new(rounds=2)", replay_buffer_size=0)
     steps = record(session)
     trainer.train()

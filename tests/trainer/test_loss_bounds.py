@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from bounded import Loss, check_bounds
+from bounded import check_bounds
 from corrected import CORRECTIONS, MASKED, OF_TOKENS, PROXIMAL
-from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy, rolled_out
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy, logged, rolled_out
 from transformers import TrainerCallback
 
 import trl_replay
-from trl_replay import compat
 from trl_replay.loss.supply import Bounds
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
@@ -44,20 +43,11 @@ def test_37_a_policy_that_left_the_stored_tokens_behind_ruins_no_weight(tmp_path
     session = trl_replay.attach(trainer, **settings)
     trainer.train()
     assert session.totals.counters["replaced"] > 0
-    norms = [log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log]
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
-    assert all(np.isfinite(norm) for norm in norms)
-    dropped = [log["replay/kl_dropped_fraction"] for log in trainer.state.log_history if "replay/ess" in log]
+    assert all(np.isfinite(norm) for norm in logged(trainer, "grad_norm"))
+    dropped = logged(trainer, "replay/kl_dropped_fraction")
+    assert len(dropped) == 2
     assert all(0 < share <= 1 for share in dropped), "what was dropped is counted"
-
-
-def test_37_the_share_of_dropped_kl_is_logged_only_with_a_reference_and_is_0_where_nothing_is_far_off(tmp_path):
-    for beta in (0.0, 0.1):
-        trainer = make_trainer(tmp_path / str(beta), Rewards([LIVE] * 3, [DEAD] * 3), max_steps=3, beta=beta)
-        trl_replay.attach(trainer)
-        trainer.train()
-        shares = [log.get("replay/kl_dropped_fraction") for log in trainer.state.log_history if "replay/ess" in log]
-        assert shares == ([0.0, 0.0] if beta else [None, None])
 
 
 def letters(prompts, trainer):
@@ -82,8 +72,7 @@ def test_68_a_token_whose_ratio_was_bounded_keeps_its_kl_term(tmp_path):
     seen = trainer.losses[1]
     logs = (seen["logps"] - seen["inputs"]["old_per_token_logps"])[seen["inputs"]["completion_mask"].bool()]
     assert int((logs > math.log(19.99)).sum()) > 20, "many are at their bound"
-    shares = [log["replay/kl_dropped_fraction"] for log in trainer.state.log_history if "replay/ess" in log]
-    assert shares == [0.0, 0.0]
+    assert logged(trainer, "replay/kl_dropped_fraction") == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -96,22 +85,6 @@ def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(tmp_
     check_bounds(tmp_path, names, loss, level, bias_correction)
 
 
-EXTREMES = {
-    "a ratio of e^60 against a negative advantage": (-1.0, -61.0, -1.0),
-    "a ratio of e^60 and a KL of 30": (-31.0, -91.0, -1.0),
-    "a reference e^20 times as likely": (-100.0, -100.0, -80.0),
-    "a reference e^95 times as likely": (-100.0, -5.0, -5.0),
-}
-
-
-@pytest.mark.parametrize("case", EXTREMES.values(), ids=EXTREMES)
-def test_37_the_largest_gradients_that_an_attack_found_are_bounded(tmp_path, case):
-    measured = Loss(tmp_path, loss_type="grpo", use_bias_correction_kl=False)
-    value, gradient = measured(*(np.full(measured.shape, log_prob, np.float32) for log_prob in case))
-    assert np.isfinite(value)
-    assert float(gradient.abs().max()) <= 20 * measured.largest + 0.04 * 20
-
-
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 20.0), (torch.bfloat16, 20.0), (torch.float16, 5.545)])
 def test_37_log_ratios_stay_within_half_the_log_of_a_types_largest_number(dtype, limit):
     new = torch.tensor([[-30.0, -1.0, -1.0]], dtype=dtype)
@@ -120,5 +93,3 @@ def test_37_log_ratios_stay_within_half_the_log_of_a_types_largest_number(dtype,
     rows = trl_replay.ReplayedRows(new, old, new, mask, torch.tensor([-1.0]), torch.tensor([1]))
     ratios = new.float() - Bounds()(rows, trl_replay.Corrected(old)).old_logps
     torch.testing.assert_close(ratios, torch.tensor([[-limit, math.log(20.0), 0.5]]), rtol=0.01, atol=0.01)
-    summed = new.float() - Bounds(compat.LossForm(sums_ratios=True))(rows, trl_replay.Corrected(old)).old_logps
-    torch.testing.assert_close(summed, torch.tensor([[-limit, limit, 0.5]]), rtol=0.01, atol=0.01)

@@ -1,12 +1,12 @@
 """The class of ours that stands in front of the loss while it runs: where it stands, and that it is gone after it."""
 
 import pytest
+from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay.errors import ContractError
-from trl_replay.loss.tap import loss_maker
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
@@ -46,10 +46,7 @@ class Diamond(Noting, Left, Right):
 
 
 def test_a_class_stands_in_front_of_trls_while_a_loss_runs_and_is_gone_after_it(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Diamond, max_steps=3)
-    trl_replay.attach(trainer)
-    assert type(trainer) is Diamond
-    trainer.train()
+    trainer = train(tmp_path, *SCRIPT, trainer_class=Diamond, max_steps=3).trainer
     for names in trainer.within:
         assert names[:7] == ["Diamond", "Diamond", "Noting", "Left", "Right", "GRPOTrainer", "GRPOTrainer"]
     assert set(trainer.outside) == {Diamond}
@@ -80,29 +77,12 @@ class WithoutHeirs(GRPOTrainer):
         raise TypeError("no subclass of mine")
 
 
-class Registering(type(GRPOTrainer)):
-    def __new__(mcs, name, bases, namespace, key=""):
-        if not key:
-            raise TypeError("a class of mine needs a key")
-        return super().__new__(mcs, name, bases, namespace)
-
-    def __init__(cls, name, bases, namespace, key=""):
-        super().__init__(name, bases, namespace)
-
-
-class Keyed(GRPOTrainer, metaclass=Registering, key="mine"):
-    """Of a metaclass whose classes need an argument."""
-
-
-@pytest.mark.parametrize(
-    ("trainer_class", "reason"), [(WithoutHeirs, "no subclass of mine"), (Keyed, "a class of mine needs a key")]
-)
-def test_a_class_that_allows_no_subclass_is_refused_at_attach(tmp_path, trainer_class, reason):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class)
+def test_a_class_that_allows_no_subclass_is_refused_at_attach(tmp_path):
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=WithoutHeirs)
     before = dict(trainer.__dict__)
-    with pytest.raises(ContractError, match=f"no subclass of it can be made.*{reason}"):
+    with pytest.raises(ContractError, match=r"no subclass of it can be made.*no subclass of mine"):
         trl_replay.attach(trainer)
-    assert (type(trainer), trainer.__dict__) == (trainer_class, before)
+    assert (type(trainer), trainer.__dict__) == (WithoutHeirs, before)
 
 
 class Slotted(GRPOTrainer):
@@ -110,36 +90,4 @@ class Slotted(GRPOTrainer):
 
 
 def test_a_class_with_slots_trains(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Slotted, max_steps=3)
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
-
-
-def test_the_class_that_makes_the_loss_is_the_one_that_asks_for_log_probs_and_calls_no_other():
-    class Own(GRPOTrainer):
-        def _compute_loss(self, model, inputs):
-            return self._get_per_token_logps_and_entropies(model, *inputs)[0].mean()
-
-    class OnOwn(Own):
-        def _compute_loss(self, model, inputs):
-            self._get_per_token_logps_and_entropies(model, *inputs)
-            return super()._compute_loss(model, inputs)
-
-    assert loss_maker(GRPOTrainer) is loss_maker(Diamond) is GRPOTrainer
-    assert loss_maker(OnOwn) is loss_maker(Own) is Own
-
-
-def test_the_batch_that_the_trainer_keeps_holds_what_it_held_before_the_loss(tmp_path):
-    class Keeping(GRPOTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            before = dict(inputs)
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-            assert inputs.keys() == before.keys()
-            assert all(inputs[key] is value for key, value in before.items())
-            return loss
-
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Keeping, max_steps=3)
-    session = trl_replay.attach(trainer, replay_start=0, replay_weight=0.25)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
+    train(tmp_path, *SCRIPT, trainer_class=Slotted, max_steps=3)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from corrected import PROXIMAL, TOPR_BY_TOKEN, TWO_LOSSES
-from credit import CREDITED, Credit, followed
-from replaying import build, check_batches, check_losses, replayed_signal, train_corrected
+from credit import CREDITED, Credit
+from replaying import build, replay, train_corrected
 from scenarios import Scenario, follow, train
 from support import DEAD, LIVE, Rewards, Spy
 
@@ -37,29 +37,7 @@ def test_topr_by_token_tapers_tokens_of_failures_alone(tmp_path, loss):
 def test_topr_by_token_goes_by_the_sign_of_each_tokens_advantage(tmp_path):
     trainer = build(tmp_path, Rewards(*CREDITED), trainer_class=Credit, learning_rate=5e-2)
     trainer.gradients, trainer.correction = True, TOPR_BY_TOKEN
-    _, watch = followed(trainer, replay_correction=TOPR_BY_TOKEN)
-    check_batches(watch)
-    check_losses(trainer)
-
-
-@pytest.mark.parametrize(("correction", "rate"), [("topr", 2e-2), ("topr", 0.5), ("imitation", 0.5)])
-def test_a_run_shows_the_weights_of_stored_successes_and_failures(tmp_path, correction, rate):
-    """What `explain()` says where failures have none is in test_advice."""
-    trainer, session = train_corrected(tmp_path, correction, by_hand=False, learning_rate=rate)
-    found = [log["replay/weight_negative"] for log in trainer.state.log_history if "replay/weight_negative" in log]
-    assert found[-1] == session.metrics["replay/weight_negative"]
-    assert 0 < session.metrics["replay/weight_positive"] <= 1
-    assert (0 < found[-1] < 0.05) == (correction == "topr" and rate == 0.5)
-
-
-def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path):
-    limits = {"replay_correction": "sequence_mask(low=100000.0, high=1000000.0)"}
-    trainer, _ = train_corrected(tmp_path, "sequence_mask", limits, by_hand=False, beta=0.1)
-    signal = replayed_signal(trainer)
-    assert len(signal) > 16
-    assert not bool(signal.any())
-    gated = [log["replay/gated_fraction"] for log in trainer.state.log_history if "replay/gated_fraction" in log]
-    assert set(gated) == {1}, "the share of rows of which nothing is left"
+    replay(trainer, replay_correction=TOPR_BY_TOKEN, replay_start=0)
 
 
 def test_a_shift_moves_an_advantage_of_0_and_no_masked_row(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from pictures import text_settings
 from releases import since
 from replaying import build, replay
-from scenarios import SCRIPT, Scenario, follow
+from scenarios import SCRIPT, follow
 from support import DEAD, HALF, LIVE, Rewards
 
 from trl_replay.testing import make_tokenizer
@@ -17,25 +17,6 @@ from trl_replay.testing import make_tokenizer
 def test_the_loss_by_hand_notices_replay_without_correction(tmp_path):
     with pytest.raises(AssertionError, match="replayed rows is"):
         replay(build(tmp_path, Rewards(*SCRIPT), learning_rate=3e-2), replay_correction="none")
-
-
-@since("1.8.0", "the entropy bonus")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 5.0, "entropy_coef_delta": 0.002},
-        {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 1.0},
-    ],
-    ids=["adaptive", "adaptive, above its target"],
-)
-def test_replay_is_right_with_an_entropy_bonus(tmp_path, settings):
-    trainer, _ = follow(tmp_path, Scenario({"max_steps": 5, **settings}, {}))
-    if settings.get("entropy_target") == 1.0:
-        assert trainer.applied_entropy_coef == 0.0, "so uncertain a model gets no bonus"
-    else:
-        assert trainer.applied_entropy_coef > 0.0
-    if settings.get("entropy_target") == 5.0:
-        assert trainer.entropy_coef > 0.01, "the coefficient has moved"
 
 
 @since("1.7.0", "the auxiliary loss")
@@ -87,14 +68,6 @@ def test_replay_is_right_with_conversations(tmp_path):
 
     replay(build(tmp_path, reward, rows, tokenizer))
     assert len(texts) == 60, "completions came as messages"
-
-
-@since("1.9.0", "iterable datasets")
-def test_replay_is_right_with_an_iterable_dataset(tmp_path):
-    from datasets import Dataset
-
-    rows = Dataset.from_list([{"prompt": prompt} for prompt in ("1=", "12=", "123+4=")] * 16).to_iterable_dataset()
-    replay(build(tmp_path, Rewards(*SCRIPT), arguments={"train_dataset": rows}))
 
 
 @pytest.mark.parametrize("eos", ["several", "pad"])

@@ -9,22 +9,12 @@ import torch
 from datasets import concatenate_datasets
 from image_rows import assert_same_images, by_row
 from methods import INJECTED, SCRIPT
-from replaying import build
 from scenarios import Scenario, compared, follow, train
 from support import DEAD, HALF, LIVE, Rewards, plugin, shaping
 
 import trl_replay
 from trl_replay.errors import ResultError
 from trl_replay.testing import make_trainer
-
-
-@pytest.mark.parametrize("hooks", [{}, {"advantages": lambda groups: groups.advantages * 2}])
-def test_with_split_a_slot_whose_stored_rows_would_be_dead_stays_fresh(tmp_path, hooks):
-    """Whatever a plugin makes of the fresh ones. HALF and MOST have two best rows that are alike."""
-    first = [LIVE, HALF, [1, 1, 1, 0.0]]
-    settings = {**INJECTED, "replay_advantages": "split", "hooks": hooks}
-    run = train(tmp_path, first, [LIVE] * 3, [DEAD] * 3, max_steps=3, **settings)
-    assert run.reasons["the stored rows alone would have been dead"] == 2
 
 
 def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path):
@@ -52,19 +42,13 @@ def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_pa
     assert session.totals.counters["entries"] > session.totals.counters["replaced"]
 
 
-def of_pictures(folder, model, processor, rows, rewards, **settings):
-    suppressed = {"suppress_tokens": [model.config.image_token_id]}
-    arguments = {"train_dataset": concatenate_datasets([rows] * 8)}
-    return build(
-        folder, rewards, tokenizer=processor, model=model, arguments=arguments, generation_kwargs=suppressed,
-        **settings,
-    )  # fmt: skip
+def of_pictures(folder, rows, rewards, **settings):
+    return pictures.make_trainer(folder, pictures.qwen2_vl(), concatenate_datasets([rows] * 8), rewards, **settings)
 
 
 def test_rows_are_mixed_with_their_images(tmp_path):
-    model, processor = pictures.qwen2_vl()
     rows = pictures.dataset((1, 2, 1)).select(range(3))  # the same three questions in every batch
-    trainer = of_pictures(tmp_path, model, processor, rows, Rewards(*SCRIPT), max_steps=6)
+    trainer = of_pictures(tmp_path, rows, Rewards(*SCRIPT), max_steps=6)
     trainer.independent = False
     whole = {"replay_record": "loss", "replay_selector": "zero_std"}
     compared(trainer, {**INJECTED, "replay_advantages": "auto", **whole}, gradients=False)
@@ -81,7 +65,6 @@ def test_rows_are_mixed_with_their_images(tmp_path):
 
 
 def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path):
-    model, processor = pictures.qwen2_vl()
     first = pictures.dataset((1,)).select([0, 3])  # "1", once with one picture and once with another
     prompts = []
 
@@ -89,9 +72,7 @@ def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path):
         prompts.append(groups.prompt.tolist())
         return []
 
-    trainer = of_pictures(
-        tmp_path, model, processor, first, Rewards([LIVE, HALF]), max_steps=2, per_device_train_batch_size=8
-    )
+    trainer = of_pictures(tmp_path, first, Rewards([LIVE, HALF]), max_steps=2, per_device_train_batch_size=8)
     train(trainer, replaced=0, replay_selector=noting, replay_record="loss")
     assert prompts[0] == prompts[1], "the same prompts in every batch"
     assert len(set(prompts[0])) == 2
@@ -114,11 +95,6 @@ def test_163_auto_takes_the_forward_where_live_groups_may_be_displaced_and_says_
 def test_a_plugin_that_chooses_the_groups_is_named(tmp_path):
     with pytest.warns(UserWarning, match="The plugin 'mine' may choose live groups"):
         train(tmp_path, *SCRIPT, hooks={"select": lambda groups: None}, max_steps=2)
-
-
-def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path):
-    run = train(tmp_path, *SCRIPT, max_steps=6, **{**INJECTED, "replay_record": "loss"})
-    assert sum(run.logged("replay/lost")) == run.counters["lost"] > 2
 
 
 @pytest.mark.parametrize(
@@ -161,25 +137,6 @@ def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tm
     assert calls[0] == [3]
     assert session.totals.counters["replaced"] > 3
     assert all(sizes[0] == 3 and (len(sizes) == 1 or 0 < sizes[1] < 3) for sizes in calls)
-
-
-def test_a_hook_reads_the_weighted_reward_of_a_file(tmp_path):
-    seen = []
-
-    def reading(groups, context):
-        seen.append(groups.reward)
-        return groups.reward - groups.reward.mean(axis=1, keepdims=True)
-
-    rows = [
-        {"prompt": prompt, "completion": text, "reward": 2 * float(text == "a")}
-        for prompt in ("1=", "12=", "123+4=")
-        for text in "abcd"
-    ]
-    given = {"file": rows, "hooks": {"advantages": reading}, "max_steps": 2, "reward_weights": [0.5]}
-    run = train(tmp_path, [DEAD] * 3, **given, **INJECTED)
-    assert run.counters["rows"] > 0
-    assert seen[-1].max() == 1.0
-    assert run.session.metrics["replay/masked_rows_fraction"] == 0.0
 
 
 def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path):

@@ -5,6 +5,7 @@ import torch
 from releases import INTERPRETED
 from replaying import build, replay
 from support import DEAD, HALF, LIVE, Rewards, Spy
+from users_losses import alone
 
 import trl_replay
 from trl_replay.errors import RefusedError
@@ -64,9 +65,7 @@ def test_the_stored_reference_is_the_base_model_whatever_the_adapter(tmp_path, m
         prompt = group.tensors["prompt_ids"][: int(group.prompt_lengths[0])].long()
         updates.add(int(session.buffer.table.update[session.buffer.table.rows_of([serial])[0]]))
         for ids, reference in zip(completions, references, strict=True):
-            with torch.no_grad():
-                logits = plain(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
-            expected = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+            expected = alone(plain, (prompt.tolist(), ids.tolist()), gradients=False)
             torch.testing.assert_close(reference, expected, rtol=1e-4, atol=1e-5)
     assert max(updates) > 0, "some are of a policy that had been trained"
     policy = trainer.losses[-1]["logps"] - trainer.losses[-1]["inputs"]["ref_per_token_logps"]

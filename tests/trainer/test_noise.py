@@ -40,12 +40,10 @@ def model(scale=12.0, **settings):
     return made
 
 
-def trained(folder, *, knows=True, **settings):
-    """A run of replay whose batches differ in shape; `knows`: whether it goes by the noise."""
+def trained(folder, **settings):
+    """A run of replay whose batches differ in shape."""
     trainer = build(folder, digit, PROMPTS, model=model(), **{**CLIPS_NARROWLY, **settings}, trainer_class=GRPOTrainer)
     session = trl_replay.attach(trainer, replay_start=0, replay_selector="always(share=0.5)", replay_record="forward")
-    if not knows:
-        session.components.loss.bounds.noise = None
     metrics = []
     trainer.add_callback(Measured(lambda: metrics.append(session.metrics)))
     trainer.train()
@@ -71,11 +69,6 @@ def test_at_rate_0_no_replayed_row_is_clipped(tmp_path, bf16):
     assert (max(values(metrics, "replay/drift_mean")) > 1e-3) == bf16, (
         "what is not clipped is noise, and there is some"
     )
-
-
-def test_without_the_noise_replayed_rows_are_clipped_at_rate_0(tmp_path):
-    metrics, _ = trained(tmp_path, knows=False, bf16=True, learning_rate=0.0)
-    assert max(values(metrics)) > 0.5
 
 
 def test_at_an_ordinary_rate_as_many_rows_are_clipped_as_in_single_precision(tmp_path):

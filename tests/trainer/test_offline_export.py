@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pictures
 import pytest
+import scenarios
 import torch
 from datasets import load_dataset
-from replaying import build as build_checked
 from resuming import build, digits, group_hash, train
 from support import DEAD, HALF, LIVE, Rewards, masked_rollout, record
 
@@ -108,18 +108,13 @@ def _without_tool_mask(group):
     return trl_replay.Group(group.tensors, group.keys - {"tool_mask"}, group.prompt_lengths, group.completion_lengths)
 
 
-def tool_trainer(folder, rewards):
-    trainer = make_trainer(folder, rewards, max_steps=2)
-    trainer.rollout_func = masked_rollout
-    return trainer
-
-
 def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path):
-    trainer = tool_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
-    session = trl_replay.attach(trainer)
-    trainer.train()
+    settings = {"rollout": masked_rollout, "max_steps": 2}
+    run = scenarios.train(tmp_path, [LIVE, HALF, DEAD], **settings)
+    session = run.session
     path = session.export(tmp_path / "out.parquet")
-    again = tool_trainer(tmp_path / "again", Rewards([LIVE, HALF, DEAD]))
+    again = make_trainer(tmp_path / "again", Rewards([DEAD] * 3))
+    again.rollout_func = masked_rollout
     other = trl_replay.attach(again)
     assert other.add(path) == len(session.buffer) > 0
     one, two = session.buffer, other.buffer
@@ -175,11 +170,8 @@ def test_91_of_rows_of_more_reward_functions_those_of_the_trainer_count(exported
 
 
 def test_groups_with_images_come_back_with_those_of_the_dataset(tmp_path):
-    model, processor = pictures.llava()
-    trainer = build_checked(
-        tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), tokenizer=processor, model=model, max_steps=3,
-        arguments={"train_dataset": pictures.dataset((1, 0, 2))},
-    )  # fmt: skip
+    rewards = Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+    trainer = pictures.make_trainer(tmp_path, pictures.llava(), (1, 0, 2), rewards, max_steps=3)
     session = trl_replay.attach(trainer)
     trainer.train()
     found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
@@ -250,9 +242,9 @@ def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tm
         return score
 
     functions = [scored(1.0), scored(10.0)]
-    trainer = make_trainer(tmp_path, functions, max_steps=3, reward_weights=[1.0, 0.25])
-    session = trl_replay.attach(trainer)
-    trainer.train()
+    rule = {"rewards": functions, "reward_weights": [1.0, 0.25], "replaced": 0}
+    run = scenarios.train(tmp_path, max_steps=3, **rule)
+    session = run.session
     path = session.export(tmp_path / "out.parquet")
     found = pd.read_parquet(path)
     assert [name for name in found if name.startswith("reward/")] == ["reward/score", "reward/score#2"]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from chat import QUESTION, attached, chat_tokenizer, room_trainer, tool_trainer
-from datasets import Dataset
 from releases import since
 from replaying import build
 from support import LIVE, Spy
@@ -134,6 +133,7 @@ def test_a_group_that_lacks_a_reward_is_refused_and_rescore_scores_all(tmp_path)
     session.buffer.clear()
     assert session.add(made, rescore=True) == 2
     assert session.buffer.table.row_reward.tolist() == [[0.0, 1.0, 0.0, 0.0]] * 2
+    assert session.buffer.table.row_advantage[0, 1] == pytest.approx(1.5, abs=1e-3), "not the file's"
 
 
 def test_a_warm_start_is_rescored_by_its_setting(tmp_path):
@@ -199,14 +199,3 @@ def test_rewards_of_an_environment_are_not_made_up(tmp_path):
     made = [{"prompt": "1=", "completion": text} for text in "2345"]
     with pytest.raises(ReplayError, match=r"the rows given can't be scored: .* need its episode"):
         session.add(made, rescore=True)
-
-
-def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path):
-    table = [{"step": 1, **row, "reward": None, "other": 3.0, "advantage": 9.0} for row in rows()]
-    made = Dataset.from_list(table).remove_columns("reward")
-    session = attached(make_trainer(tmp_path, right))
-    with pytest.raises(ReplayError, match=r"Row 0 .* lacks rewards in 'reward/right': .*'other'"):
-        session.add(made)
-    assert session.add(made, rescore=True) == 1
-    assert session.entry(0).rewards == {"right": LIVE}
-    assert session.buffer.table.row_advantage[0, 0] == pytest.approx(1.5, abs=1e-3)

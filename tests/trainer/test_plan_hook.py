@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from credit import Credit
 from scenarios import Scenario, follow, train
-from support import DEAD, HALF, LIVE, plugin, scoring
+from support import DEAD, HALF, LIVE, plugin
 
 from trl_replay import hookimpl
 from trl_replay.errors import HookError, ResultError
-from trl_replay.loss.supply import EXCLUDED, ROWS, WITHOUT_KL
+from trl_replay.loss.supply import EXCLUDED, ROWS
 
 pytestmark = pytest.mark.usefixtures("all_metrics")
 
@@ -55,26 +56,6 @@ def test_172_a_plan_that_leaves_nothing_to_train_on_is_told(tmp_path, way):
     reason = "a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the plugin"
     assert run.reasons[f"{reason} 'mine'"] == 12
     assert f"12 x {reason}" in run.session.explain()
-
-
-@pytest.mark.parametrize("iterations", ["same", "replay"])
-def test_the_plugin_of_the_page_that_drops_the_kl_term_of_old_rows(tmp_path, iterations):
-    drop = of_page("older than 10 updates")
-    seen = []
-
-    def plan(plan, groups, table, context):
-        drop(plan, groups, table, context)
-        ages = {entry: context.update - int(table.update[entry]) for entry, _ in plan.drawn()}
-        old = np.isin(plan.entry, [entry for entry, age in ages.items() if age > 10])
-        assert (old == ~plan.kl).all()
-        seen.append((context.iteration, int((~plan.kl).sum())))
-
-    settings = {"beta": 0.2, "num_iterations": 2, "max_steps": 30, "replay_iterations": iterations}
-    run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD] * 3, hooks={"plan": plan}, **settings)
-    told = [sum(bool(flag & WITHOUT_KL) for flag in flags) for flags in flags_of(run.steps)]
-    assert sum(count for _, count in seen) > 0
-    assert {iteration for iteration, _ in seen} == ({0, 1} if iterations == "replay" else {0})
-    assert max(told) > 0
 
 
 @pytest.mark.generates
@@ -171,11 +152,7 @@ def test_what_a_plugin_notes_stands_in_explain(tmp_path):
 
 
 def test_with_an_advantage_for_each_token_a_plan_masks_rows_and_changes_none(tmp_path):
-    def widened(batch):
-        width = batch["completion_ids"].size(1)
-        return {**batch, "advantages": batch["advantages"].unsqueeze(1).expand(-1, width).clone()}
-
-    settings = {"trainer_class": scoring(widened), "max_steps": 2}
+    settings = {"trainer_class": Credit, "max_steps": 2}
     run = train(tmp_path, *SCRIPT, hooks={"plan": edit(masked=lambda plan: plan.kl)}, **settings)
     assert run.session.metrics["replay/masked_rows_fraction"] == 1.0
     with pytest.raises(ResultError, match="has per-token advantages"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
 from trl_replay import ConfigurationError, PluginError, ReplayConfig, ScorerSpec
@@ -54,16 +54,9 @@ def trained(folder, **settings):
     """The session after two updates, and the advantages that the first one trained on."""
     trainer = make_trainer(folder, Rewards([LIVE, HALF, DEAD]), max_steps=2)
     session = trl_replay.attach(trainer, replay_start=0, **settings)
-    seen = []
-    loss = trainer._compute_loss
-
-    def watched(model, inputs):
-        seen.extend(inputs["advantages"].tolist())
-        return loss(model, inputs)
-
-    trainer._compute_loss = watched
+    steps = record(session)
     trainer.train()
-    return session, seen[: len(seen) // 2]
+    return session, steps[0][1]["advantages"].tolist()
 
 
 def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path):

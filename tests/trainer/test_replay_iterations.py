@@ -2,7 +2,6 @@
 
 import pytest
 import resuming
-import torch
 from replaying import ITERATED as SCRIPT
 from replaying import ITERATING as REPLAY
 from replaying import Checked, build, check_losses, watched
@@ -92,16 +91,6 @@ def test_an_iteration_begins_once_also_where_the_trainer_evaluates(tmp_path, eva
     assert len(drawn) == 6
 
 
-def test_resumed_in_the_midst_of_iterations_trains_on(tmp_path):
-    """Stock generates anew at once; candidates settle there, and nothing drawn is restored."""
-    settings = {"num_iterations": 4, "max_steps": 12, "save_steps": 6, **REPLAY}
-    resuming.train(tmp_path, **{**settings, "max_steps": 6})
-    resumed, session = resuming.train(tmp_path, resume=resuming.last(tmp_path), **settings)
-    assert resumed.state.global_step == 12
-    assert session.totals.counters["iterated"] > 0
-    assert all(torch.isfinite(parameter).all() for parameter in resumed.model.parameters())
-
-
 @pytest.mark.parametrize("at", [4, 5, 6])
 def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(tmp_path, at):
     def end(session):
@@ -111,12 +100,6 @@ def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(tmp_path,
     assert run.trainer.state.global_step == 12
     assert run.counters["iterated"] > 0
     assert "_prepare_inputs" not in run.trainer.__dict__
-
-
-def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=2)
-    trl_replay.attach(trainer)
-    assert "_prepare_inputs" not in trainer.__dict__
 
 
 @pytest.mark.parametrize(
@@ -144,16 +127,3 @@ def test_what_does_not_go_together_is_refused_at_attach(tmp_path, trainer, setti
     made = make_trainer(tmp_path, Rewards(*SCRIPT), **trainer)
     with pytest.raises(RefusedError, match=words):
         trl_replay.attach(made, **{**REPLAY, **settings})
-
-
-def test_least_used_uses_each_of_a_files_groups_as_often_as_any_other(tmp_path):
-    """A second run: one generation batch, whose later iterations are drawn from what an earlier run left."""
-    rows = [
-        {"prompt": f"{group}=", "completion": str(row), "reward": float(row == 0)}
-        for group in range(8)
-        for row in range(4)
-    ]
-    settings = {"replay_sampler": "least_used", "replay_iterations": "replay", "replay_buffer_size": 8}
-    run = train(tmp_path, [DEAD] * 3, file=rows, replaced=0, num_iterations=10, max_steps=10, **settings)
-    assert run.counters["iterated"] == 27
-    assert sorted(run.table.uses.tolist()) == [3, 3, 3, 3, 3, 4, 4, 4]

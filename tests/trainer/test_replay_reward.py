@@ -26,7 +26,6 @@ def accurate(folder, *accuracy, **settings):
     return train(folder, **{"rewards": functions(*accuracy), "replay_reward": "accuracy", **settings})
 
 
-SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 OVERLONG = {"advantages": lambda groups: np.where(groups.lengths > 5, np.nan, groups.advantages)}
 """A mask of rows above a length, as in docs/hooks.md."""
 
@@ -123,21 +122,6 @@ def test_92_a_name_that_several_functions_share_raises_with_the_remedy(tmp_path)
     trainer = make_trainer(tmp_path, [Rewards([LIVE]), Rewards([DEAD])])
     with pytest.raises(ConfigurationError, match=r"names 2 of .*give each a `__name__` of its own"):
         trl_replay.attach(trainer, replay_reward="scripted")
-
-
-def test_stored_rows_mixed_with_fresh_ones_get_advantages_of_the_whole_sum(tmp_path):
-    mixing = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_advantages": "joint"}
-    run = accurate(tmp_path, [LIVE] * 3, [DEAD] * 3, prompts=["1="], replaced=9, **mixing)
-    for _, after in run.steps:
-        advantages = after["advantages"].view(3, 4).numpy()
-        assert np.abs(advantages.sum(axis=1)).max() < 1e-4, "centered within the group"
-
-
-def test_resuming_keeps_what_counts(tmp_path):
-    first = accurate(tmp_path, *SCRIPT, save_strategy="steps", save_steps=2)
-    resumed = accurate(tmp_path, *SCRIPT, max_steps=6, resume=str(tmp_path / "checkpoint-4"))
-    assert resumed.counters["dead"] > first.counters["dead"]
-    assert resumed.table.row_reward.max() == 1.0
 
 
 def test_100_a_function_of_negative_weight_can_not_count(tmp_path):

@@ -1,6 +1,5 @@
 """Stored groups and what comes back of them: through a real GRPOTrainer, with three groups a batch or more."""
 
-import numpy as np
 import pytest
 import torch
 from replaying import original, tokens_of
@@ -109,16 +108,6 @@ def test_36_a_second_train_out_of_phase_drops_late_candidates_and_keeps_ages_rig
             assert after["advantages"].view(3, 4)[slot].abs().sum() > 0
     assert session.metrics["replay/age_mean"] > 0
     assert bool((session.update >= session.buffer.table.update).all())
-
-
-@pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
-def test_5_a_group_whose_score_is_not_finite_is_refused_and_counted(tmp_path, score):
-    """One stored so would stay at the heap's root, and let no other in."""
-    run = train(tmp_path, ONE_LIVE, replaced=0, replay_scorer=lambda groups, context: np.full(len(groups), score))
-    assert len(run.table) == 0
-    assert run.logged("replay/refused") == [0, 1, 1, 1]
-    why = "the scorer" if np.isnan(score) else "its score is infinite"
-    assert f"4 x a group was refused: {why}" in run.session.explain()
 
 
 def test_28_a_key_that_nobody_declares_is_refused_with_the_remedy(tmp_path, plug):

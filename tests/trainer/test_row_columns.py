@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
+from teacher import rows
 
 import trl_replay
 from trl_replay.errors import HookError
@@ -47,7 +48,7 @@ def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered"])
-def test_an_entry_can_be_read_by_its_serial(tmp_path, scope):
+def test_26_an_entry_is_a_group_and_can_be_read_by_its_serial(tmp_path, scope):
     run = train(tmp_path, *SCRIPT, replay_scope=scope, replay_buffer_size=3)
     session, buffer = run.session, run.session.buffer
     assert list(buffer) == buffer.table.serial.tolist()
@@ -110,9 +111,8 @@ def notes(plug):
 def test_a_plugins_column_is_filled_before_anything_is_ranked_and_for_files_too(tmp_path, notes):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
     session = trl_replay.attach(trainer, replay_plugins=["notes"], replay_buffer_size=2)
-    rows = [{"prompt": "1=", "completion": text, "reward": float(text in "ab")} for text in "abcd"]
-    assert session.add(rows) == 1
-    assert session.buffer.table.passes.tolist() == [2.0]
+    assert session.add(rows()) == 1
+    assert session.buffer.table.passes.tolist() == [1.0]
     trainer.train()
     assert 0.0 not in notes.scores, "every entry had its value when ranks were asked for"
     assert session.buffer.table.passes.tolist() == session.buffer.table.row_reward.sum(axis=1).tolist()
@@ -123,10 +123,10 @@ def test_an_error_while_a_file_is_added_adds_nothing(tmp_path, notes):
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer, replay_plugins=["notes"])
     with pytest.raises(HookError, match="no luck"):
-        session.add(unnamed())
+        session.add(rows())
     assert len(session.buffer) == 0
     notes.failing = 99
-    assert session.add(unnamed()) == 3
+    assert session.add(rows()) == 1
 
 
 def test_an_error_there_takes_the_newcomers_back(tmp_path, notes):
@@ -150,16 +150,6 @@ def test_masks_are_exported_and_come_back(tmp_path):
     table = again.buffer.table
     assert table.row_masked.tolist() == first.table.row_masked.tolist()
     assert (table.items == (table.row_items * ~table.row_masked).sum(axis=1)).all()
-
-
-PROMPTS = ("1=", "12=", "123+4=")
-
-
-def unnamed():
-    """Groups of the run's prompts, with one reward."""
-    return [
-        {"prompt": prompt, "completion": text, "reward": float(text == "a")} for prompt in PROMPTS for text in "abcd"
-    ]
 
 
 def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are_refused(tmp_path):

@@ -1,7 +1,5 @@
 """A second run on the completions of a first one (`replay_preset="second_run"`): one generated batch in all."""
 
-import json
-
 import pytest
 from resuming import digits
 
@@ -109,21 +107,3 @@ def test_a_second_run_that_is_killed_in_its_middle_goes_on_with_its_groups(tmp_p
     assert resumed.state.global_step == UPDATES
     assert set(held) <= set(session.buffer.table.serial.tolist())
     assert session.totals.batches == 2
-
-
-def test_a_dry_run_that_resumes_in_the_midst_of_iterations_draws_nothing(tmp_path):
-    def run(resume=None, **settings):
-        trainer = make_trainer(
-            tmp_path, digits, num_iterations=3, max_steps=9, save_strategy="steps", save_steps=5,
-            gradient_checkpointing=False,
-        )  # fmt: skip
-        session = trl_replay.attach(trainer, replay_iterations="replay", replay_start=0, **settings)
-        trainer.train(resume_from_checkpoint=resume)
-        return session
-
-    drawn = run().totals.counters["iterated"]
-    assert drawn > 0
-    before = json.loads((tmp_path / "checkpoint-5" / "trl_replay" / "rank-00000" / "state.json").read_text())
-    counted = before["content"]["session"]["totals"]["counters"]["iterated"]
-    dry = run(str(tmp_path / "checkpoint-5"), replay_dry_run=True)
-    assert dry.totals.counters["iterated"] == counted < drawn

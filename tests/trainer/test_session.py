@@ -40,16 +40,6 @@ def test_a_loop_of_ones_own_is_told_that_replay_has_seen_no_update(tmp_path):
     assert go(3, hears=True).totals.counters["replaced"] > 0
 
 
-def test_clear_empties_the_buffer_and_training_fills_it_again(trainer):
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    session.buffer.clear()
-    assert len(session.buffer) == 0
-    assert session.buffer.nbytes == 0
-    trainer.train()
-    assert len(session.buffer) > 0
-
-
 def test_the_summary_says_why_nothing_was_replayed(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=2)
     session = trl_replay.attach(trainer)
@@ -59,20 +49,6 @@ def test_the_summary_says_why_nothing_was_replayed(tmp_path):
     assert "6 groups, 6 dead (100%), 0 replaced" in told
     assert "nothing was replayed:" in told
     assert "x the buffer was empty: no live group has been stored yet" in told
-
-
-def test_an_error_before_the_first_loss_leaves_no_false_alarm(tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT, [DEAD, DEAD, LIVE]), max_steps=2)
-    trl_replay.attach(trainer)
-
-    def failing(self, *args):
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(trainer), "_compute_loss", failing)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            trainer.train()
-    trainer.train()
 
 
 @pytest.mark.parametrize("rows", [8, 16])
@@ -94,14 +70,6 @@ def test_130_after_an_interrupted_training_batches_may_have_another_size(tmp_pat
     trainer.train()
     assert "3 x a group was refused: batches have another size since it was generated" in session.explain()
     assert len(session.buffer) == 2 * rows // 4
-
-
-def test_the_summary_without_a_buffer_tells_of_refilling_only_where_there_was_some():
-    totals = Totals()
-    totals.add(Tally(), of_all_ranks={"groups": 3, "generated": 3, "dead": 1, "dead_after": 1})
-    assert "refilled" not in totals.explain_without_buffer()
-    totals.add(Tally(), of_all_ranks={"groups": 3, "generated": 4, "dead": 1, "refilled": 1})
-    assert "refilled 1 slots" in totals.explain_without_buffer()
 
 
 def test_the_summary_of_one_rank_of_several_tells_what_all_did_together():

@@ -9,10 +9,12 @@ import pictures
 import pytest
 import torch
 from corrected import PROXIMAL
+from credit import SHARES, Credit, credited
 from loss_by_hand import forward
-from releases import SAMPLES_IMAGE_TOKENS, shipping
+from releases import shipping
 from replaying import Checked, Watch, build, check_batches, check_losses, replay
-from support import COLUMN, DEAD, HALF, LIVE, Rewards, Spy, scoring
+from scenarios import train
+from support import DEAD, HALF, LIVE, Rewards, Spy, scoring
 from users_losses import CASES
 
 import trl_replay
@@ -79,11 +81,8 @@ def test_replay_is_right_with_minillm(made):
                     row["advantage"] = row["advantage"] + teachers - mine
 
     teacher = make_model(make_tokenizer(), seed=1)
-    trainer = made(
-        MiniLLM, config_class=MiniLLMConfig, learning_rate=3e-2,
-        arguments={"teacher_model": teacher},
-    )  # fmt: skip
-    replay(trainer)
+    settings = {"config_class": MiniLLMConfig, "learning_rate": 3e-2, "arguments": {"teacher_model": teacher}}
+    replay(made(MiniLLM, **settings))
 
 
 @shipping("papo")
@@ -93,12 +92,8 @@ def test_replay_is_right_with_papo(tmp_path):
     class Papo(Spy, PAPOTrainer):
         pass
 
-    model, processor = pictures.llava()
-    suppress = {"suppress_tokens": [model.config.image_token_id]} if SAMPLES_IMAGE_TOKENS else None
-    trainer = build(
-        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, trainer_class=Papo, config_class=PAPOConfig,
-        arguments={"train_dataset": pictures.dataset((1, 1, 1))}, generation_kwargs=suppress,
-    )  # fmt: skip
+    classes = {"trainer_class": Papo, "config_class": PAPOConfig}
+    trainer = pictures.make_trainer(tmp_path, pictures.llava(), (1, 1, 1), Rewards(*SCRIPT), **classes)
     session = trl_replay.attach(trainer)
     watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
     trainer.train()
@@ -204,12 +199,9 @@ class Survives(Spy):
 
 @pytest.mark.parametrize("dry", [False, True])
 def test_a_training_step_that_survives_an_error_or_skips_a_batch_trains_on(tmp_path, dry):
-    trainer = make_trainer(tmp_path, Rewards(*[SCRIPT[0]] * 6), trainer_class=Survives, max_steps=6)
-    session = trl_replay.attach(trainer, replay_start=0, replay_dry_run=dry)
-    trainer.train()
-    assert trainer.state.global_step == 6
-    assert session.totals.counters["replaced"] > 0
-    assert session.totals.counters["stored"] > 0
+    run = train(tmp_path, SCRIPT[0], trainer_class=Survives, max_steps=6, replay_dry_run=dry)
+    assert run.trainer.state.global_step == 6
+    assert run.counters["stored"] > 0
 
 
 class HalvesInOneIteration(Spy):
@@ -274,11 +266,12 @@ def test_trainers_that_go_around_the_tap_are_refused_by_name(made, name):
         trl_replay.attach(trainer)
 
 
-@pytest.mark.parametrize("settings", [{}, {"replay_buffer_size": 0, "replay_unfilled": "mask"}])
-def test_a_batch_that_loses_its_row_ids_before_the_loss_is_refused_in_the_first_loss(tmp_path, settings):
-    """Nothing is replayed yet: it was refused after an update, or without a buffer trained rows that are masked."""
+def test_without_a_buffer_a_batch_that_loses_its_row_ids_before_the_loss_is_refused_in_the_first_loss(tmp_path):
+    """It trained rows that are masked."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=CASES["rebuilt_around_the_loss"](Spy))
-    check_refused(trainer, "has lost 'trl_replay_rows'.* take this key along", **settings)
+    check_refused(
+        trainer, "has lost 'trl_replay_rows'.* take this key along", replay_buffer_size=0, replay_unfilled="mask"
+    )
     assert trainer.state.global_step == 0
 
 
@@ -294,82 +287,10 @@ class CutsTokens(Spy):
 
 def test_a_group_whose_tokens_the_loss_cuts_off_is_refused_and_told(tmp_path):
     """Their log-probs are unknown."""
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=CutsTokens)
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    assert trainer.state.global_step == 4
-    assert len(session.buffer) == 0
-    assert "a trainable token has no finite log-prob" in session.explain()
-
-
-def without_the_first_group(batch):
-    return {key: value[4:] if value.dim() else value for key, value in batch.items()}
-
-
-def test_a_trainer_that_drops_rows_after_scoring_is_refused(made):
-    """Drops the knowledge of which rewards belong to which rows."""
-    check_refused(made(scoring(without_the_first_group)), "inputs for 12 rows, and its batch holds 8")
-
-
-class PerToken(Checked):
-    """A trainer whose loss gives each token an advantage of its own, as MiniLLM's does: half of it in odd places."""
-
-    weights = torch.ones(1)  # what the correction gives, for each place
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        width = inputs["completion_ids"].size(1)
-        inputs["advantages"] = inputs["advantages"].unsqueeze(1) * self.shares[:width]
-        return super().compute_loss(model, inputs, *args, **kwargs)
-
-    def complete(self, rows, inputs):
-        for row in rows:
-            if isinstance(row["advantage"], float):
-                length = len(row["ids"])
-                row["advantage"] = row["advantage"] * self.shares[:length] * self.weights[:length]
-
-    shares = torch.tensor([1.0, 0.5] * 8)
-
-
-@pytest.mark.parametrize("width", [6, 8])  # 8 rows are replayed: each fits where the other belongs
-@pytest.mark.parametrize("each", ["row", "token"])
-def test_a_loss_with_an_advantage_for_each_token_is_weighted_right(tmp_path, each, width):
-    class Weighing:
-        def __call__(self, rows, context):
-            assert rows.advantages.shape == rows.logps.shape[:1], "the stored advantages, one a row"
-            weights = PerToken.weights[: rows.logps.size(1)]
-            given = weights.expand_as(rows.logps) if each == "token" else rows.advantages * 0 + weights[0]
-            return trl_replay.Corrected(rows.behavior_logps, given)
-
-    PerToken.weights = torch.full((16,), 0.25) if each == "row" else 1 / torch.arange(1.0, 17.0)
-    rewards = Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
-    trainer = build(tmp_path, rewards, trainer_class=PerToken, max_completion_length=width, learning_rate=3e-2)
-    replay(trainer, replay_correction=Weighing())
-    shapes = {loss["inputs"]["completion_ids"].size(1) for loss in trainer.losses}
-    assert width in shapes
-
-
-@pytest.mark.parametrize("trainer_class", [Spy, COLUMN])
-def test_150_a_correction_sees_the_advantages_that_are_trained_on(tmp_path, plug, trainer_class):
-    """A stored success among fresh failures has the advantage of the mixed group, not the one that it was stored with;
-    `imitation` gives it the weight c over that."""
-    seen = []
-
-    class Watching:
-        @trl_replay.hookimpl(wrapper=True)
-        def trl_replay_correct(self, rows):
-            corrected = yield
-            seen.append((rows.advantages.flatten(), corrected.weights.flatten()))
-            return corrected
-
-    script = [[1.0, 1.0, 1.0, 0.0]] * 3, [DEAD] * 3
-    trainer = build(tmp_path, Rewards(*script), trainer_class=trainer_class, max_steps=2)
-    mixing = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_start": 0}
-    trl_replay.attach(trainer, replay_correction="imitation", replay_plugins=[plug(Watching())], **mixing)
-    trainer.train()
-    advantages, weights = (torch.cat(values) for values in zip(*seen, strict=True))
-    assert len(advantages) == 3
-    assert advantages.tolist() == pytest.approx([1.5] * 3, abs=1e-3), "of one success among four"
-    assert (advantages * weights).tolist() == pytest.approx([0.3] * 3, abs=1e-3)
+    run = train(tmp_path, [LIVE, DEAD, DEAD], trainer_class=CutsTokens, replaced=0)
+    assert run.trainer.state.global_step == 4
+    assert len(run.table) == 0
+    assert "a trainable token has no finite log-prob" in run.session.explain()
 
 
 def test_146_a_trainer_whose_loss_is_another_than_its_args_is_refused(tmp_path):
@@ -379,6 +300,28 @@ def test_146_a_trainer_whose_loss_is_another_than_its_args_is_refused(tmp_path):
         trl_replay.attach(trainer)
 
 
+class PerToken(Checked):
+    """A trainer whose loss gives each token an advantage of its own."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        return super().compute_loss(model, credited(inputs), *args, **kwargs)
+
+    def complete(self, rows, inputs):
+        for row in rows:
+            if isinstance(row["advantage"], float):
+                row["advantage"] = row["advantage"] * SHARES[: len(row["ids"])]
+
+
+def test_a_loss_with_an_advantage_for_each_token_is_weighted_right(made):
+    def halves(rows, context):
+        assert rows.advantages.shape == rows.ages.shape, "the stored advantages, one a row"
+        return trl_replay.Corrected(rows.behavior_logps, torch.full_like(rows.advantages, 0.5))
+
+    trainer = made(PerToken, learning_rate=3e-2)
+    trainer.gate = lambda new, behavior, old, weights: weights * 0.5
+    replay(trainer, replay_correction=halves)
+
+
 def test_an_error_in_a_correction_takes_the_rows_out_of_a_loss_with_an_advantage_for_each_token(made):
     """As on several processes, which stop together one batch later."""
 
@@ -386,8 +329,8 @@ def test_an_error_in_a_correction_takes_the_rows_out_of_a_loss_with_an_advantage
         def __call__(self, rows, context):
             raise ValueError("no")
 
-    PerToken.weights = torch.zeros(16)  # by hand, the replayed rows weigh nothing
-    trainer = made(PerToken)
+    trainer = made(Credit)
+    trainer.gate = lambda new, behavior, old, weights: weights * 0.0  # by hand
     session = trl_replay.attach(trainer, replay_correction=Failing())
     session.components.errors.alone = False
     watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
@@ -469,10 +412,8 @@ def test_40_of_several_rewards_those_of_the_batch_are_stored(tmp_path, trainer_c
         Retrying: Rewards([DEAD, [1.0] * 4, DEAD], first),
         ScoringItself: Rewards(first),
     }[trainer_class]
-    trainer = make_trainer(tmp_path, script, trainer_class=trainer_class, max_steps=1)
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    assert session.buffer.table.reward_mean.tolist() == [1.0, 0.5, 0.25]
+    run = train(tmp_path, rewards=script, trainer_class=trainer_class, max_steps=1, replaced=0)
+    assert run.table.reward_mean.tolist() == [1.0, 0.5, 0.25]
 
 
 def test_40_rewards_that_explain_a_batch_alike_but_are_not_the_same_are_refused(tmp_path):
@@ -499,7 +440,4 @@ def test_188_a_token_count_by_another_rule_is_refused_where_the_loss_divides_by_
 
 
 def test_188_a_token_count_by_another_rule_is_none_of_replays_where_the_loss_goes_by_rows(made):
-    trainer = made(scoring(with_live_tokens), loss_type="grpo")
-    session = trl_replay.attach(trainer, replay_start=0)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
+    train(made(scoring(with_live_tokens), loss_type="grpo"))

@@ -15,6 +15,7 @@ from generating import Coins
 from methods import INJECTED
 from replaying import build as build_with
 from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
+from teacher import rows, rows_of
 from tools import tool_tokenizer
 
 import trl_replay
@@ -62,15 +63,6 @@ def test_66_a_solved_task_retires_its_own_entries_alone(tmp_path):
     left = [followed.born[serial] for serial in session.buffer.table.serial.tolist()]
     assert sorted(left) == ["a", "b", "d"], "the third batch solved c"
     assert session.totals.counters["retired"] == 1
-
-
-def test_entries_are_balanced_by_task(tmp_path):
-    rewards = Rewards([LIVE, HALF, LIVE])
-    session, followed = follow(build(tmp_path, ONE_PROMPT, rewards, max_steps=5), replay_dry_run=True)
-    table = session.buffer.table
-    labels = [followed.born[serial] for serial in table.serial.tolist()]
-    assert table.peers.tolist() == [labels.count(label) for label in labels]
-    assert session.metrics["replay/tasks"] == len(set(labels)) == 4
 
 
 def test_a_group_that_is_generated_again_has_its_own_prompts_task(tmp_path):
@@ -161,22 +153,19 @@ class Riddle:
         return f" {self.secret}"
 
 
-class Told(Riddle):
-    """Its text says nothing, but the environment does."""
-
-    @property
-    def task_id(self):
-        return self.secret
-
-    def _text(self):
-        return f" {Riddle.resets}"
-
-
 class Secret(Riddle):
     """Texts differ from rollout to rollout, and nothing says which riddle it is."""
 
     def _text(self):
         return f" {Riddle.resets}"
+
+
+class Told(Secret):
+    """The environment says it."""
+
+    @property
+    def task_id(self):
+        return self.secret
 
 
 class Odd(Riddle):
@@ -252,10 +241,10 @@ def test_66_and_151_groups_of_an_export_meet_their_own_task_alone(tmp_path, read
 
 def test_groups_that_are_added_before_training_are_of_the_tasks_that_it_trains_on(tmp_path):
     """`remove_unused_columns` leaves the prompt alone."""
-    rows = [{"prompt": prompt, "label": prompt} for prompt in ("1=", "12=", "123=")]
-    trainer = build(tmp_path, rows, Rewards([LIVE, LIVE, LIVE]), max_steps=2, remove_unused_columns=True)
+    dataset = [{"prompt": prompt, "label": prompt} for prompt in ("1=", "12=", "123=")]
+    trainer = build(tmp_path, dataset, Rewards([LIVE, LIVE, LIVE]), max_steps=2, remove_unused_columns=True)
     session = trl_replay.attach(trainer)
-    session.add([{"prompt": "1=", "completion": "2", "reward": float(number == 0)} for number in range(4)])
+    session.add(rows())
     (added,) = session.buffer.table.prompt.tolist()
     trainer.train()
     assert added in session.buffer.table.prompt.tolist()[1:]
@@ -270,10 +259,7 @@ def test_a_date_in_the_rendered_prompt_tells_no_tasks_apart(tmp_path):
     clock = mock.Mock(now=lambda: first + timedelta(days=trainer.state.global_step))
     with mock.patch("transformers.utils.chat_template_utils.datetime", clock):
         trainer.train()
-        completions = [[{"role": "assistant", "content": text}] for text in "1234"]
-        session.add(
-            [{"prompt": QUESTION, "completion": said, "reward": float(said is completions[0])} for said in completions]
-        )
+        session.add(rows_of(QUESTION, [[{"role": "assistant", "content": text}] for text in "1234"], LIVE))
     days = [stored(session, serial, "prompt_ids")[0][:2] for serial in session.buffer]
     assert days == ["28"] * 3 + ["29"] * 3 + ["30"]
     assert set(session.buffer.table.prompt.tolist()) == {session.components.tasks.key({"prompt": QUESTION})}

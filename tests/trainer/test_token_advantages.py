@@ -119,16 +119,6 @@ def test_they_take_four_bytes_a_token_and_travel_through_files(tmp_path):
 SAVES = {"save_strategy": "steps", "max_steps": 6, "save_steps": 3}
 
 
-def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path):
-    def trained(resume=None):
-        rewards = Rewards(*SCRIPT)
-        rewards.calls = 3 if resume else 0
-        run = train(tmp_path, rewards=rewards, trainer_class=Credit, resume=resume, **SAVES)
-        return weights_hash(run.trainer), run.table.row_advantage.tolist()
-
-    assert trained() == trained(str(tmp_path / "checkpoint-3"))
-
-
 def test_entries_with_token_advantages_are_refused_by_a_trainer_with_one_a_row(tmp_path):
     train(tmp_path, [LIVE, DEAD, HALF], trainer_class=Credit, **SAVES)
     with pytest.raises(trl_replay.BatchError, match="per-token advantages, but the batch has one per row"):

@@ -14,14 +14,11 @@ FIELDS = {field.name for field in dataclasses.fields(GRPOConfig)} - {
 }
 ENTROPY = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0, "entropy_coef_delta": 0.5}
 TABLE = {
-    "top_k": {"top_k": 5},
-    "top_p": {"top_p": 0.8},
-    "min_p": {"min_p": 0.1},
-    "repetition_penalty": {"repetition_penalty": 1.3},
-    "cache_implementation": {"cache_implementation": "dynamic"},
-    "disable_dropout": {"disable_dropout": True},
-    "cast_lm_head_to_fp32": {"cast_lm_head_to_fp32": True},
-    "ds3_gather_for_generation": {"ds3_gather_for_generation": False},
+    "those of generation": {
+        "top_k": 5, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.3, "cache_implementation": "dynamic",
+        "ds3_gather_for_generation": False,
+    },
+    "those of the model": {"disable_dropout": True, "cast_lm_head_to_fp32": True},
     "temperatures of sapo": {"loss_type": "sapo", "sapo_temperature_neg": 1.4, "sapo_temperature_pos": 0.8},
     "vespo": {
         "loss_type": "vespo", "vespo_k_pos": 1.5, "vespo_lambda_pos": 2.0, "vespo_k_neg": 2.5, "vespo_lambda_neg": 1.0,

@@ -8,7 +8,6 @@ from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
-from trl_replay.data.counters import log
 from trl_replay.testing import make_trainer
 
 RIGHT = [1.0] * 4
@@ -37,17 +36,6 @@ def test_metrics_of_a_setting_in_use_are_logged(tmp_path):
     assert {"replay/bytes", "replay/drift_mean", "replay/uses_mean"} <= keys_of(run.trainer)
 
 
-def test_losses_and_refusals_are_logged_where_they_are_not_0_over_all_batches_of_an_entry(tmp_path):
-    """One batch of three has rows that nobody scored."""
-    unscored = [None] * 4
-    rewards = Rewards([LIVE, HALF, DEAD], [unscored, LIVE, DEAD], [LIVE, HALF, DEAD], [LIVE, HALF, DEAD])
-    trainer = make_trainer(tmp_path, rewards, max_steps=6, logging_steps=3)
-    trl_replay.attach(trainer)
-    trainer.train()
-    counted = [entry.get("replay/failed_rows") for entry in trainer.state.log_history if "replay/size" in entry]
-    assert counted == [4.0, 4.0] or counted == [4.0, None]
-
-
 def test_a_run_begins_and_ends_with_a_line_and_tells_what_it_is(tmp_path, capsys):
     rows = [{"prompt": "1=", "completion": str(number), "reward": float(number == 1)} for number in range(4)]
     (tmp_path / "teacher.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -67,17 +55,9 @@ def test_a_run_begins_and_ends_with_a_line_and_tells_what_it_is(tmp_path, capsys
 
 
 def test_a_further_update_logs_the_share_of_its_groups_that_were_drawn_anew(tmp_path):
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=8, num_iterations=2)
-    session = trl_replay.attach(trainer, replay_iterations="replay", replay_start=0)
-    trainer.train()
-    shares = [entry.get("replay/redrawn_fraction") for entry in trainer.state.log_history if "loss" in entry]
+    run = train(tmp_path, *SCRIPT, max_steps=8, num_iterations=2, replay_iterations="replay")
+    log = run.trainer.state.log_history
+    shares = [entry.get("replay/redrawn_fraction") for entry in log if "loss" in entry]
     assert shares[::2] == [None] * 4
-    assert sum(share for share in shares[1::2] if share) * 3 == pytest.approx(session.totals.counters["iterated"])
-    assert "drawn anew in further updates" in outcome_of(trainer.state.log_history).facts
-
-
-def test_states_and_counts_of_an_entry_are_as_they_were():
-    averaged = {"replay/size": [], "replay/failed_rows": []}
-    for size, failed in ((1.0, 2.0), (3.0, 4.0)):
-        log({"replay/size": size, "replay/failed_rows": failed}, averaged)
-    assert averaged == {"replay/size": [3.0], "replay/failed_rows": [6.0]}
+    assert sum(share for share in shares[1::2] if share) * 3 == pytest.approx(run.counters["iterated"])
+    assert "drawn anew in further updates" in outcome_of(log).facts
