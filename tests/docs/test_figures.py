@@ -253,13 +253,14 @@ def test_what_pages_say_of_long_answers_was_measured():
     assert "At 12 tokens: {:.2f}, by token {:.2f}, stock {:.2f}.".format(*of_12) in page
     readme = " ".join((ROOT / "README.md").read_text().split())
     at_128 = best("128", "topr, 4 updates"), best("128", "stock")
-    assert "(four updates a batch: {:.2f} for stock's {:.2f} at 128 tokens)".format(*at_128) in readme
+    assert "{:.2f} for stock's {:.2f} at 128 tokens)".format(*at_128) in readme
     for task in ("64", "128"):
         assert best(task, "topr") < best(task, "stock") < best(task, "topr, 4 updates")
+    of_model = [line for line in drift.ledger() if (line["model"], line["rate"]) == (drift.SMOLLM2, 1e-5)]
     once = {
         line["tokens"]: np.mean(np.minimum(np.exp(line["sums"]), 1))
-        for line in drift.ledger()
-        if (line["model"], line["rate"], line["update"], line["set"]) == (drift.SMOLLM2, 1e-5, 1, "used, A = -1")
+        for line in drift.pooled(of_model)
+        if (line["update"], line["set"]) == (1, "used, A = -1")
     }
     assert f"weighs {once[16]:.2f} with `topr` at 16 tokens, and {once[256]:.0e} at 256 (SmolLM2-135M, 1e-05)" in page
 
@@ -291,7 +292,7 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
         for arm in ("stock, 2 updates", "stock, 2 updates, KL")
     }
     assert max(itertools.chain(*alone.values())) < stock
-    assert "A second update without replay did not help (table)." in " ".join(readme.split())
+
     of_preset = rates.against_best(done, "products")[3e-6]
     fewer = rates.completions.times_fewer([one.share for one in of_preset])[:3]
     lead = " ".join(readme.split())
@@ -302,9 +303,8 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
     handed_in = (ROOT / "docs" / "trl-integration.md").read_text()
     assert f"accuracy ended at {np.mean(tuned):.2f}, and TRL's alone at {stock:.2f}" in handed_in
     dead = np.mean([line["frac_reward_zero_std"] for lines in runs for line in lines[1:]])
-    assert f"Below, {100 * dead:.0f} % of stock's groups were dead" in lead
-    assert "# yours; 1e-6 was low" in lead
-    assert all(np.isinf(one.share) for one in rates.against_best(done, "products")[1e-6])
+    assert f"On SmolLM2, {100 * dead:.0f} % of stock's groups were dead" in lead
+
     low, high = (np.mean(of) for of in rates.ends(done, "french", "stock, 2 updates").values())
     of_topics, _, _ = rates.control(rates.study.STUDY.finished(), "topics").partition(",")
     evidence = " ".join((ROOT / "docs" / "evidence.md").read_text().split())
