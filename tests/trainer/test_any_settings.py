@@ -111,9 +111,10 @@ def settings_of(chosen):
         "replay_buffer_size": chosen["size"], "replay_max_fraction": chosen["fraction"], "replay_pass_reward": 0.5,
     }  # fmt: skip
     edits = chosen["plugin"]
-    if chosen["loss"] == "luspo" and Version("1.14.0") > TRL:  # its KL term held padding
+    if chosen["loss"] == "luspo" and Version("1.14.0") > TRL:  # its mean held padding, where a term has all tokens
         training["beta"] = 0.0
         replay.pop("replay_kl", None)
+        training.pop("tokens", None)
     if chosen["completions"]:
         training.pop("top_entropy_quantile", None)  # several tokens have the same entropy
     if "tokens" in training:

@@ -120,7 +120,7 @@ def test_a_group_that_the_function_does_not_score_is_judged_by_the_sum(tmp_path)
 
 def test_92_a_name_that_several_functions_share_raises_with_the_remedy(tmp_path):
     trainer = make_trainer(tmp_path, [Rewards([LIVE]), Rewards([DEAD])])
-    with pytest.raises(ConfigurationError, match=r"names 2 of .*give each a `__name__` of its own"):
+    with pytest.raises(ConfigurationError, match=r"names 2 of .*Give each a `__name__` of its own"):
         trl_replay.attach(trainer, replay_reward="scripted")
 
 
