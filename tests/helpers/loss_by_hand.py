@@ -126,11 +126,14 @@ def differentiable_loss(
 
 
 def entropy_threshold(args: Any, rows: list[Row], beside: list[torch.Tensor]) -> float | None:
-    """With `top_entropy_quantile`, the entropy from which on a token is trained on."""
+    """With `top_entropy_quantile`, the entropy from which on a token is trained on; NaN where several have it but
+    for rounding, whose last bit decides then: tokens of one context have one entropy."""
     known = [*beside, *(row.entropy for row in rows if row.entropy is not None)]
     if args.top_entropy_quantile >= 1.0 or not known:
         return None
-    return float(torch.quantile(torch.cat(known).detach(), 1 - args.top_entropy_quantile))
+    of_tokens = torch.cat(known).detach()
+    found = torch.quantile(of_tokens, 1 - args.top_entropy_quantile)
+    return math.nan if int(((of_tokens - found).abs() < 1e-5).sum()) > 1 else float(found)
 
 
 def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> torch.Tensor:
