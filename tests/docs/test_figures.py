@@ -253,7 +253,10 @@ def test_what_pages_say_of_long_answers_was_measured():
     assert "At 12 tokens: {:.2f}, by token {:.2f}, stock {:.2f}.".format(*of_12) in page
     readme = " ".join((ROOT / "README.md").read_text().split())
     at_128 = best("128", "topr, 4 updates"), best("128", "stock")
-    assert "{:.2f} for stock's {:.2f} at 128 tokens)".format(*at_128) in readme
+    assert (
+        "{:.2f} against stock's {:.2f} on [a toy](docs/evidence.md#long-answers) at 128 tokens)".format(*at_128)
+        in readme
+    )
     for task in ("64", "128"):
         assert best(task, "topr") < best(task, "stock") < best(task, "topr, 4 updates")
     of_model = [line for line in drift.ledger() if (line["model"], line["rate"]) == (drift.SMOLLM2, 1e-5)]
@@ -271,7 +274,7 @@ def test_what_pages_say_of_the_second_model_was_measured():
     stock, preset, seeds = second.compared(done)
     readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
     assert f"With Gemma 3 270M: {preset:.2f} and {stock:.2f} ({seeds} seeds; stock's rate, chosen on one" in readme
-    assert "chosen on one, was the lowest tried)" in readme
+    assert "chosen on one seed, was the lowest tried)" in readme
     assert f"{stock:.2f} with stock at the best of three rates, {preset:.2f} with the preset at one" in evidence
     rates = {run.rate for run in done if run.arm == "stock" and run.seed == second.PILOT}
     assert len(rates) == 3
@@ -303,7 +306,7 @@ def test_the_readmes_table_has_each_arm_at_the_best_of_its_rates():
     handed_in = (ROOT / "docs" / "trl-integration.md").read_text()
     assert f"accuracy ended at {np.mean(tuned):.2f}, and TRL's alone at {stock:.2f}" in handed_in
     dead = np.mean([line["frac_reward_zero_std"] for lines in runs for line in lines[1:]])
-    assert f"On SmolLM2, {100 * dead:.0f} % of stock's groups were dead" in lead
+    assert f"On SmolLM2, {100 * dead:.0f} % of its groups were dead" in lead
 
     low, high = (np.mean(of) for of in rates.ends(done, "french", "stock, 2 updates").values())
     of_topics, _, _ = rates.control(rates.study.STUDY.finished(), "topics").partition(",")
