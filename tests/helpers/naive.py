@@ -17,7 +17,7 @@ from trl_replay.session import Session
 SIZE, SLOTS = 4, 3
 COUNTED = (
     "stored", "replaced", "rows", "evicted", "retired", "iterated", "dead", "all_wrong", "all_right", "failed", "lost",
-    "excluded", "masked", "entries", "age",
+    "excluded", "masked", "muted", "dead_after", "entries", "age",
 )  # fmt: skip
 ALWAYS = 10**9
 SCORES = {
@@ -355,6 +355,10 @@ class Naive:
         whole = masked.all(axis=1)
         self.counts["excluded"] += int(whole.sum()) * generated
         self.counts["masked"] += int(masked[~whole].sum()) * generated
+        if generated:
+            mute, stays = masked | silent, np.isin(np.arange(SLOTS), empty)
+            self.counts["muted"] += int(mute[~stays].sum())
+            self.counts["dead_after"] += int((mute.all(axis=1) | stays).sum())
         left = not masked.all()
         return (masked | silent).ravel().tolist(), (masked & left).ravel().tolist()
 
