@@ -145,7 +145,8 @@ def table(lines: list[dict[str, Any]]) -> list[str]:
         for line in of_set:
             sums = np.array(line["sums"])
             size = np.mean(sums**2) ** 0.5
-            weights = f"{np.mean(np.minimum(np.exp(sums), 1)):.2g} | {line['topr by token']:.2f}"
+            of_topr = 1.0 if name == "used, A = 1" else np.mean(np.minimum(np.exp(sums), 1))
+            weights = f"{of_topr:.2g} | {line['topr by token']:.2f}"
             measured = f"{line['tokens']} | {sums.mean():+.2f} | {size:.2f} | {weights} | {line['truncated']:.2f}"
             rows.append(f"| {update} | {name} | {measured} |")
         if len(of_set) < 2:

@@ -390,14 +390,6 @@ def test_what_the_readme_says_of_the_defaults_was_measured():
     assert "On none of four tasks did that save completions on every seed" in readme
 
 
-def test_runs_whose_groups_were_used_most_ended_at_little():
-    often = [run["final_reward"] for run in efficiency() if run["replay"].get("replay/uses_mean", 0) > 140]
-    words = "the seven runs whose groups were used more than 140 times on average ended at 0.15 or less"
-    assert len(often) == 7
-    assert max(often) <= 0.15
-    assert words in " ".join((ROOT / "docs" / "evidence.md").read_text().split())
-
-
 def test_the_run_that_the_readme_asks_about_is_one_of_stock_on_products(said):
     """A log that `when_it_pays.py` keeps of stock at its rate; not one of the runs that are drawn."""
     printed = " ".join(said("report", RESULTS / "products_stock_log.jsonl").split())

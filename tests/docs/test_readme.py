@@ -90,6 +90,6 @@ def test_what_it_says_of_examples_is_what_these_printed():
     page, readme = (ROOT / "examples" / "README.md").read_text(), " ".join(README.split())
     ends = {arm: re.findall(rf"^seed \d {arm} .* (\d+)$", page, re.MULTILINE) for arm in ("stock", "preset")}
     stock, preset = (median(map(int, ends[arm])) for arm in ("stock", "preset"))
-    told = f"gave 0.{stock} with stock, 0.{preset} with the preset."
-    assert f"at 1e-5 and 50 CPU minutes a seed, {told}" in readme
+    told = f"gave 0.{stock} with stock at 3e-6, 0.{preset} with the preset at 1e-5."
+    assert f"50 CPU minutes a seed, {told}" in readme
     assert f"at the end, {stock} % right with stock, {preset} % with the preset (medians of 3 seeds)" in page
