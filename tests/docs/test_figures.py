@@ -270,8 +270,11 @@ def test_what_pages_say_of_the_second_model_was_measured():
     done = second.STUDY.finished()
     stock, preset, seeds = second.compared(done)
     readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
-    assert f"With Gemma 3 270M: {preset:.2f} and {stock:.2f} ({seeds} seeds; stock's rate, picked on one" in readme
-    assert "picked on one, was the lowest tried; a lower one might help)" in readme
+    assert (
+        f"With Gemma 3 270M: {preset:.2f} and {stock:.2f} ({seeds} seeds; stock's rate, the lowest tried, was"
+        in readme
+    )
+    assert "the lowest tried, was picked on one; a lower one might help)" in readme
     assert f"{stock:.2f} with stock at the best of three rates, {preset:.2f} with the preset at one" in evidence
     rates = {run.rate for run in done if run.arm == "stock" and run.seed == second.PILOT}
     assert len(rates) == 3
@@ -349,6 +352,10 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
         f"about 1 on a CPU, and {took['GPU', 'products']:.1f} on the GPU. Training on a batch takes {passes:.1f} "
         f"times as long"
     ) in readme
+    lead = (ROOT / "README.md").read_text()
+    assert f"over [{least['products, CPU']:.1f} to {least['french, CPU']:.1f} training passes]" in " ".join(
+        lead.split()
+    )
     assert (
         f"more than {least['products, CPU']:.1f} training passes over it on *products* ({least['products, GPU']:.1f} "
         f"on the GPU), and {least['french, CPU']:.1f} on *french*"
