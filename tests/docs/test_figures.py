@@ -271,10 +271,9 @@ def test_what_pages_say_of_the_second_model_was_measured():
     stock, preset, seeds = second.compared(done)
     readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
     assert (
-        f"With Gemma 3 270M: {preset:.2f} and {stock:.2f} ({seeds} seeds; stock's rate, the lowest tried, was"
-        in readme
+        f"With Gemma 3 270M: {preset:.2f} and {stock:.2f} ({seeds} seeds; stock's learning rate, the lowest" in readme
     )
-    assert "the lowest tried, was picked on one; a lower one might help)" in readme
+    assert "the lowest tried, was chosen on one; a lower one might help)" in readme
     assert f"{stock:.2f} with stock at the best of three rates, {preset:.2f} with the preset at one" in evidence
     rates = {run.rate for run in done if run.arm == "stock" and run.seed == second.PILOT}
     assert len(rates) == 3
