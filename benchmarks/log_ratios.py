@@ -8,10 +8,9 @@
 
 Sixteen sampled answers of exactly so many tokens to a question, and to a second one from the start again; eight of
 them, of advantages 1 and -1 in turn, are trained on in each of eight updates with the loss of `topr`, and the others
-are only looked at. Single precision,
-AdamW, gradients clipped at 1 as in TRL; the embeddings, which are the output layer too, stay as they are. Lines are
-appended to results/log_ratios.jsonl: of each update and set of answers, sums of log ratios, and mean weights of a
-token.
+are only looked at. Single precision, AdamW, gradients clipped at 1 as in TRL; the embeddings, which are the output
+layer too, stay as they are. Lines are appended to results/log_ratios.jsonl: of each update and set of answers, sums of
+log ratios, and mean weights of a token.
 """
 
 from __future__ import annotations
