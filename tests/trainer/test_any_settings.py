@@ -6,9 +6,11 @@ Every value of a setting is in equally many runs, and two values of different se
 import random
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from corrected import MASKED, PROXIMAL, SHIFTED
 from naive import Naive, shaped
 from releases import TRL, Version
@@ -18,6 +20,7 @@ from support import DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
 
 import trl_replay
 from trl_replay.base.validation import Named
+from trl_replay.checkpoint import saving
 from trl_replay.data.plan import EMPTY
 
 RIGHT, MOST, FAILED = [1.0] * 4, [1.0, 1.0, 1.0, 0.0], [1.0, None, 0.75, 0.0]
@@ -63,6 +66,7 @@ AXES = {
     "age": [{}, {}, {"replay_max_age": 4}],
     "uses": [{}, {}, {"replay_max_uses": 1}, {"replay_max_uses": 2}],
     "start": [0, 0, 2],
+    "saved": [{}, {"save_strategy": "steps", "save_steps": 6}],
     "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
     "other": [
@@ -103,6 +107,7 @@ def settings_of(chosen):
         "loss_type": chosen["loss"], "importance_sampling_level": level, "scale_rewards": chosen["scale"],
         "max_steps": 9, "beta": 0.1 if chosen["beta"] else 0.0,
         **chosen["layout"], **chosen["functions"], **chosen["completions"], **chosen["trainer"], **chosen["other"],
+        **chosen["saved"],
     }  # fmt: skip
     replay = {
         **chosen["kind"], **chosen["weight"], **chosen["age"], **chosen["uses"], **chosen["solved"], **chosen["beta"],
@@ -175,6 +180,21 @@ def edit(plan, context):
     plan.kl[:, 0] = False
 
 
+class ReadBack(transformers.TrainerCallback):
+    """Goes on with what a checkpoint keeps, for which the last candidates have settled."""
+
+    def __init__(self, session, naive):
+        self.session, self.naive = session, naive
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step % args.save_steps:
+            return  # training ends in the midst of a generation batch, and its groups are in no checkpoint
+        if self.naive.waiting:
+            self.naive.finish()
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        saving.load(self.session, self.session.trainer, nullcontext, str(folder))
+
+
 @pytest.mark.parametrize("run", range(RUNS))
 def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any_settings_train_right_by_hand(
     tmp_path, run
@@ -197,6 +217,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any
         watch = watched(trainer, session)
         watch.counts_kl = KL[replay.get("replay_kl", "all")]
         naive = Naive(session, watch, script, replay, edits)
+        trainer.add_callback(ReadBack(session, naive))
         trainer.train()
     check_batches(watch)
     if not training.get("entropy_coef"):  # whose value is logged over all tokens, whatever its gradient is
