@@ -21,7 +21,7 @@ DRAWN = {"stock": "#666666", "sample_efficient": "#1a7f37"}
 """The arms of a picture, with their colors."""
 ON_PRODUCTS = {
     "stock": ("stock", "#666666"),
-    "stock, 2 updates, KL": ("2 updates,\nno replay", "#b35900"),
+    "stock, 2 updates, KL": ("2 updates, KL,\nno replay", "#b35900"),
     "sample_efficient": ("preset", "#1a7f37"),
 }
 BY_RATE = {"stock, KL 0.02": "#b35900", **DRAWN}

@@ -20,14 +20,14 @@ README = (ROOT / "README.md").read_text()
 def test_the_readme_is_short_and_opens_with_how_to_begin_what_is_won_and_what_can_be_mixed():
     assert len(README.split()) <= 900, "as wc counts words, bars of tables included"
     first = " ".join(README.split())
-    parts = ("pip install", "make demo", "+attach(", "`num_iterations=2`, 3 rates", "trl-replay report",
-             "replay_evictor", "entry point", "When to leave it out")  # fmt: skip
+    parts = ("pip install", "make demo", "+attach(", "the control", "trl-replay report",
+             "replay_evictor", "entry point", "Why trust it")  # fmt: skip
     asked = [first.index(part) for part in parts]
     assert asked == sorted(asked)
     columns = [line.count("|") - 1 for line in README.splitlines() if line.startswith("|")]
     assert max(columns) <= 4, "a table as wide belongs to the evidence"
     (script,) = re.findall(r"^```diff\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(re.findall(r"^\+", script, re.MULTILINE)) == 4
+    assert len(re.findall(r"^\+", script, re.MULTILINE)) == 5
 
 
 def test_what_it_mixes_by_name_attaches_in_python_and_yaml(tmp_path, plug, capsys):
@@ -90,6 +90,5 @@ def test_what_it_says_of_examples_is_what_these_printed():
     page, readme = (ROOT / "examples" / "README.md").read_text(), " ".join(README.split())
     ends = {arm: re.findall(rf"^seed \d {arm} .* (\d+)$", page, re.MULTILINE) for arm in ("stock", "preset")}
     stock, preset = (median(map(int, ends[arm])) for arm in ("stock", "preset"))
-    told = f"gave 0.{stock} with stock at 3e-6, 0.{preset} with the preset at 1e-5."
-    assert f"50 CPU minutes a seed, {told}" in readme
+    assert f"50 CPU minutes a seed (0.{stock} and 0.{preset}, at a pilot's learning rates)." in readme
     assert f"at the end, {stock} % right with stock, {preset} % with the preset (medians of 3 seeds)" in page
