@@ -159,7 +159,7 @@ class Naive:
 
     def passes(self) -> Any:
         """Which rows pass, `(slots, size)`."""
-        return self.total >= 0.5
+        return self.total >= self.setting("pass_reward")
 
     def solved(self) -> Any:
         """Prompts, which are those of the slots, that the batch solves, `(slots,)`."""

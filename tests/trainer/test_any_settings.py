@@ -3,10 +3,12 @@
 Every value of a setting is in equally many runs, and two values of different settings meet as often as any others.
 """
 
+import math
 import random
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ import transformers
 from corrected import MASKED, PROXIMAL, SHIFTED
 from naive import Naive, shaped
 from releases import TRL, Version
-from replaying import check_batches, check_losses, watched
+from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
+from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay.base.validation import Named
@@ -68,9 +71,11 @@ AXES = {
     "start": [0, 0, 2],
     "saved": [{}, {"save_strategy": "steps", "save_steps": 6}],
     "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
+    "rewards": [0.0, 0.0, 100.1],
+    "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered"],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
     "other": [
-        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.618}, BONUS, {**BONUS, "top_entropy_quantile": 0.414},
+        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.6}, BONUS, {**BONUS, "top_entropy_quantile": 0.414},
         {"off_policy_mask_threshold": 0.02},
         {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
     ],
@@ -116,6 +121,9 @@ def settings_of(chosen):
         "replay_buffer_size": chosen["size"], "replay_max_fraction": chosen["fraction"], "replay_pass_reward": 0.5,
     }  # fmt: skip
     edits = chosen["plugin"]
+    replay["replay_pass_reward"] += chosen["rewards"]
+    if chosen["class"] in OWN and "tokens" not in training:
+        training["trainer_class"] = OWN[chosen["class"]]
     if chosen["loss"] == "luspo" and Version("1.14.0") > TRL:  # its mean held padding, where a term has all tokens
         training["beta"] = 0.0
         replay.pop("replay_kl", None)
@@ -153,10 +161,11 @@ def settings_of(chosen):
 
 def rewards_of(run, training, replay, edits):
     """A script for each function."""
-    chance = random.Random(run)
+    chance, least = random.Random(run), replay["replay_pass_reward"] - 0.5
     groups = [DEAD, DEAD, DEAD, LIVE, HALF, RIGHT, MOST]
     groups += [] if {"replay_mixer", "replay_reward"} & replay.keys() or edits else [FAILED, [None] * 4]
     script = [[LIVE, HALF, HALF], *([chance.choice(groups) for _ in range(3)] for _ in range(7))]
+    script = [[[None if one is None else one + least for one in group] for group in batch] for batch in script]
     if "reward_weights" not in training:
         return [script]
     others = [[0.2, 0.0, 0.4, 0.0], DEAD, DEAD]
@@ -173,11 +182,47 @@ def double_all(groups):
     return groups.advantages * 2
 
 
+def serials(table, rows):
+    if "mine" not in table.names:
+        table.add_column("mine", np.int64, fill=-1)
+    table.writable("mine")[rows] = table.serial[rows]
+
+
 def edit(plan, context):
     plan.advantages = np.where(plan.entry == EMPTY, 1.0, 0.5) * plan.advantages
     plan.masked[:, 1] |= context.update % 2 == 1
     plan.silent[:, 2] = True
     plan.kl[:, 0] = False
+
+
+LOSS = GRPOTrainer._compute_loss
+
+
+class Copied(GRPOTrainer):
+    """Word by word TRL's loss."""
+
+    _compute_loss = FunctionType(LOSS.__code__, LOSS.__globals__, closure=LOSS.__closure__)
+
+
+class Reordered(GRPOTrainer):
+    """Gives TRL's loss a copy of the batch, with rows in another order."""
+
+    def _compute_loss(self, model, inputs):
+        shape = inputs["prompt_ids"].shape[:1]
+        rows = {key: value.flip(0) for key, value in inputs.items() if getattr(value, "shape", ())[:1] == shape}
+        return super()._compute_loss(model, {**inputs, **rows})
+
+
+OWN = {made.__name__: type("Own", (Checked, made), {}) for made in (Copied, Reordered)}
+
+
+def is_no_wider_than_needed(before, after, pad, multiple):
+    """A batch grows as far as its longest row needs, up to a multiple."""
+    for key, sign in (("prompt_ids", -1), ("completion_ids", 1)):
+        held = (after[key] != pad).any(dim=0)
+        held = int((held.flip(0) if sign < 0 else held).nonzero().max()) + 1
+        grown = after[key].size(1)
+        assert grown in (before[key].size(1), math.ceil(held / multiple) * multiple)
 
 
 class ReadBack(transformers.TrainerCallback):
@@ -209,8 +254,8 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any
     trainer.gradients = True
     hooks = {
         "": {},
-        "plan": {"plan": edit},
-        "advantages": {"advantages": double_all if "replay_mixer" in replay else double},
+        "plan": {"plan": edit, "admitted": serials},
+        "advantages": {"advantages": double_all if "replay_mixer" in replay else double, "admitted": serials},
     }
     with plugin(**hooks[edits]) if edits else nullcontext():
         session = trl_replay.attach(trainer, **replay, replay_plugins=["mine"] if edits else None)
@@ -223,7 +268,10 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any
     if not training.get("entropy_coef"):  # whose value is logged over all tokens, whatever its gradient is
         check_losses(trainer, replays=False)
     assert max(trainer.gradient_errors) < 1e-3
-    for number, (_, after) in enumerate(watch.steps):
+    for number, (before, after) in enumerate(watch.steps):
         assert int(after["num_items_in_batch"]) == watch.items(number)
+        is_no_wider_than_needed(before, after, watch.pad, training.get("pad_to_multiple_of") or 1)
     naive.finish()
+    if edits:
+        assert session.buffer.table.mine.tolist() == session.buffer.table.serial.tolist()
     assert naive.counts["replaced"] + naive.counts["iterated"] > 0

@@ -417,7 +417,8 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup, of_level: bool =
 def _noise_of_normalized(rewards: Floats, weights: Floats, of_level: bool) -> Floats:
     """Return the noise if TRL divides each function's rewards by their deviation, and the sum by that of the batch.
 
-    Of a function that gives all rows of a group the same number, all have the same error: it keeps none apart.
+    Of a function that gives all rows of a group the same number, all have the same error: it keeps none apart. Rows
+    without any reward do not count: they are no member of the group, or train nothing.
     """
     largest = np.nan_to_num(np.abs(rewards * weights)).max(axis=1)  # (n, functions)
     std = bessel_std(rewards)
@@ -426,7 +427,8 @@ def _noise_of_normalized(rewards: Floats, weights: Floats, of_level: bool) -> Fl
     normalized = centered / divisor[:, None] * weights  # (n, G, functions)
     errors = NOISE * largest / divisor
     if not of_level:
-        errors = np.where((rewards == rewards[:, :1]).all(axis=1), 0.0, errors)
+        equal = rewards == np.fmax.reduce(rewards, axis=1, keepdims=True)
+        errors = np.where((equal | np.isnan(rewards).all(axis=2, keepdims=True)).all(axis=1), 0.0, errors)
     # functions that cancel out do so up to STD_EPSILON's share in their divisors, on both sides of the mean
     varying = (std > NOISE * largest).sum(axis=1, keepdims=True)
     steepest = np.nan_to_num(np.abs(normalized)).max(axis=1)
