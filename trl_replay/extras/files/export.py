@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 EXPORTED = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
 EXPORTED += (ADVANTAGES,)
 """Token-level fields, each a column of lists; null where all values are implied or absent."""
-PORTION = 512
-"""Groups that are in memory at once."""
+PORTION = 4096
+"""Rows that are in memory at once."""
 
 
 class StoredEntry(NamedTuple):
@@ -163,18 +164,13 @@ def write(path: str | Path, source: Source) -> int:
     if path.suffix != ".parquet":
         raise ReplayError(f"{path} can't be written: give a path that ends in .parquet.")
     schema = _schema(source)
-    rows: list[dict[str, Any]] = []
+    rows = (row for number, entry in enumerate(source.entries) for row in rows_of(number, entry, source))
     count = 0
     with replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
-        for number, entry in enumerate(source.entries):
-            rows += rows_of(number, entry, source)
-            if number % PORTION == PORTION - 1:
-                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-                count += len(rows)
-                rows = []
-        if rows:  # an empty row group is more than readers expect
-            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-    return count + len(rows)
+        while portion := list(islice(rows, PORTION)):
+            writer.write_table(pyarrow.Table.from_pylist(portion, schema))
+            count += len(portion)
+    return count
 
 
 def _schema(source: Source) -> pyarrow.Schema:
