@@ -178,13 +178,13 @@ def on_products(done: Done) -> str:
     for arm in ("stock", "sample_efficient", "stock, 2 updates, KL"):
         found = ends(done, "products", arm)
         values = found[best_of(done, "products", arm)]
-        told[arm] = f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})", len(found)
+        told[arm] = f"{min(values):.2f} to {max(values):.2f}", len(found)
     (stock, tried), (preset, also_tried), (_, without) = told.values()
     assert tried == also_tried
+    completions_each = study.TASKS["products"].rollouts
     return (
-        f"got {stock} of its training prompts right with stock, {preset} with the preset, after "
-        f"{study.TASKS['products'].rollouts:,} completions each (3 seeds). … "
-        f"Each curve is at the best of {tried} learning rates (the control, two updates without replay: of {without})."
+        f"By seed (3), stock got {stock}, the preset {preset}, after {completions_each:,} completions. … "
+        f"Each curve is at the best of {tried} learning rates (without replay: of {without})."
     )
 
 

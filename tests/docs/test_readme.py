@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_readme_is_short_and_opens_with_how_to_begin_what_is_won_and_what_can_be_mixed():
     assert len(README.split()) <= 900, "as wc counts words, bars of tables included"
     first = " ".join(README.split())
-    parts = ("pip install", "make demo", "+attach(", "the control", "trl-replay report",
+    parts = ("pip install", "make demo", "+attach(", "without replay", "trl-replay report",
              "replay_evictor", "entry point", "Why trust it")  # fmt: skip
     asked = [first.index(part) for part in parts]
     assert asked == sorted(asked)
@@ -90,5 +90,5 @@ def test_what_it_says_of_examples_is_what_these_printed():
     page, readme = (ROOT / "examples" / "README.md").read_text(), " ".join(README.split())
     ends = {arm: re.findall(rf"^seed \d {arm} .* (\d+)$", page, re.MULTILINE) for arm in ("stock", "preset")}
     stock, preset = (median(map(int, ends[arm])) for arm in ("stock", "preset"))
-    assert f"(50 CPU minutes a seed, an earlier pilot's learning rates): stock 0.{stock}, preset 0.{preset}." in readme
+    assert f"(50 CPU minutes a seed, a pilot's learning rates): stock 0.{stock}, preset 0.{preset}." in readme
     assert f"at the end, {stock} % right with stock, {preset} % with the preset (medians of 3 seeds)" in page

@@ -22,8 +22,7 @@ from .settings import Components, Settings
 LONG_ANSWER, UPDATES = 64, 4
 """Tokens from which on the preset was measured to gain with so many updates a batch alone."""
 ON_LONG_ANSWERS = (
-    f"For answers of {LONG_ANSWER} tokens or more, set num_iterations={UPDATES}: two updates a batch brought no gain "
-    "there."
+    f"For answers of {LONG_ANSWER} tokens or more, set num_iterations={UPDATES}: with two, the preset gained nothing."
 )
 PROMPT, TOKENS, PADDING = 4, 64, 3
 """Of the made-up row; pad tokens before it."""

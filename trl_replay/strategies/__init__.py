@@ -27,7 +27,7 @@ solves keeps the policy near its reference there.
 
 It needs two settings of GRPOConfig. A pretrained model was measured with `num_iterations=2` and `beta=0.1`, on answers
 of up to 7 tokens: 4 saved no more there, and a `beta` of 2.0 held it back. Tiny models without prior knowledge take 5
-and 2.0. For answers of 64 tokens or more, set `num_iterations=4`: two updates a batch brought no gain there
+and 2.0. For answers of 64 tokens or more, set `num_iterations=4`: with two, the preset gained nothing
 (docs/evidence.md).
 
 `max_steps` counts updates: with two per batch, double it to generate as much. A `beta` above 0 loads a reference
