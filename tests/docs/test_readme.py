@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_readme_is_short_and_opens_with_how_to_begin_what_is_won_and_what_can_be_mixed():
     assert len(README.split()) <= 900, "as wc counts words, bars of tables included"
     first = " ".join(README.split())
-    parts = ("pip install", "make demo", "+attach(", "without replay", "trl-replay report",
+    parts = ("pip install", "make demo", "+attach(", "(orange: of 2)", "trl-replay report",
              "replay_evictor", "entry point", "Why trust it")  # fmt: skip
     asked = [first.index(part) for part in parts]
     assert asked == sorted(asked)
