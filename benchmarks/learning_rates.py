@@ -183,8 +183,8 @@ def on_products(done: Done) -> str:
     assert tried == also_tried
     completions_each = study.TASKS["products"].rollouts
     return (
-        f"By seed, stock got {stock}, the preset {preset}, after {completions_each:,} completions. … "
-        f"Each at the best of {tried} learning rates (orange: of {without})."
+        f"Over 3 seeds, after {completions_each:,} completions, stock got {stock}, the preset {preset}. … "
+        f"Each is at the best of {tried} learning rates (orange: of {without})."
     )
 
 
