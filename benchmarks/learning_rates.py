@@ -184,7 +184,7 @@ def on_products(done: Done) -> str:
     completions_each = study.TASKS["products"].rollouts
     return (
         f"Over 3 seeds, after {completions_each:,} completions, stock got {stock}, the preset {preset}. … "
-        f"Each is at the best of {tried} learning rates (orange: of {without})."
+        f"Each is the best of {tried} learning rates (orange: of {without})."
     )
 
 

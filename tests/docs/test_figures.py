@@ -183,9 +183,7 @@ def test_what_the_readme_says_of_the_preset_was_measured():
         f"{np.isfinite(shares['french, GPU']).sum()} of 3 seeds"
     ) in readme
     lead = " ".join((ROOT / "README.md").read_text().split())
-    told = (
-        f"(French words), stock needed {times['french, CPU']} times as many on a CPU; on a GPU, the preset saved none."
-    )
+    told = f"(French words), stock needed {times['french, CPU']} times as many; in GPU runs, the preset saved none."
     assert told in lead
     everything = [share for of_name in shares.values() for share in of_name]
     assert f"Over all {len(everything)} pairs of seeds, the median is {1 / np.median(everything):.1f}." in readme
@@ -309,7 +307,7 @@ def test_the_readme_tells_each_arm_at_the_best_of_its_rates():
     runs = [done[rates.Run("products", "stock", 3e-6, seed)] for seed in rates.updates_per_batch.SEEDS]
     tuned = rates.ends(done, "products", "sample_efficient")[3e-6]
     assert re.search(rf"\(stock: {stock:.2f}\) \| .* \| {np.mean(tuned):.2f} \|", lead)
-    assert f"To reach its own end, stock needed {fewer} times the preset's completions (median)." in lead
+    assert f"Stock needed {fewer} times the preset's completions to its own end (median)." in lead
     handed_in = (ROOT / "docs" / "trl-integration.md").read_text()
     assert f"accuracy ended at {np.mean(tuned):.2f}, and TRL's alone at {stock:.2f}" in handed_in
     dead = np.mean([line["frac_reward_zero_std"] for lines in runs for line in lines[1:]])
@@ -361,7 +359,7 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
     ) in readme
     lead = " ".join((ROOT / "README.md").read_text().split())
     most, some = (f"{least[f'{task}, CPU'] / (least[f'{task}, CPU'] + 1):.0%}"[:2] for task in ("french", "products"))
-    assert f"over {most} % of their time generating (an estimate; [find your share]" in lead
+    assert f"most of their time generating (over {most} %, we estimate; [find yours]" in lead
     assert f"{some} % at {least['products, CPU']:.1f}, {most} % at {least['french, CPU']:.1f}." in pays
     assert f"| {passes:.1f} times as long (computed) |" in lead
     assert f"for {passes + 2:.1f} times the update time" in lead
@@ -388,10 +386,8 @@ def test_what_pages_say_of_seconds_was_measured():
     )
     assert f"{on_gpu[1]} of stock's time on a GPU, {on_cpu[1]} on a CPU (medians)" in report
     lead = " ".join((ROOT / "README.md").read_text().split())
-    assert (
-        f"| {on_cpu[1]} and {on_gpu[1]} of stock's, in runs where stock generated for 50 and 72 % of its time |"
-        in lead
-    )
+    less = [f"{1 - float(one[1]):.0%}".replace("%", " %") for one in (on_cpu, on_gpu)]
+    assert f"| {' and '.join(less)} less, where stock spent 50 and 72 % of its time generating; above, not" in lead
     by_seed = f"{on_cpu[0]} to {on_cpu[2]} and {on_gpu[0]} to {on_gpu[2]}"
     assert f"it took {on_cpu[1]} and {on_gpu[1]} of stock's seconds on *products* (by seed, {by_seed})" in pays
 
