@@ -174,17 +174,14 @@ def headline() -> list[str]:
 
 def on_products(done: Done) -> str:
     """The README's sentences on its picture: where seeds end, and of how many rates each arm is at the best."""
-    told = {}
-    for arm in ("stock", "sample_efficient", "stock, 2 updates, KL"):
-        found = ends(done, "products", arm)
-        values = found[best_of(done, "products", arm)]
-        told[arm] = f"{min(values):.2f} to {max(values):.2f}", len(found)
-    (stock, tried), (preset, also_tried), (_, without) = told.values()
-    assert tried == also_tried
+    rate = best_of(done, "products")
+    assert rate == best_of(done, "products", "sample_efficient")
+    found = [ends(done, "products", arm) for arm in ("stock", "sample_efficient", "stock, 2 updates, KL")]
+    stock, preset = (f"{min(arm[rate]):.2f} to {max(arm[rate]):.2f}" for arm in found[:2])
     completions_each = study.TASKS["products"].rollouts
     return (
-        f"Over 3 seeds, after {completions_each:,} completions, stock got {stock}, the preset {preset}. … "
-        f"Each is the best of {tried} learning rates (orange: of {without})."
+        f"over 3 seeds, after {completions_each:,} completions, stock got {stock}, the preset {preset}. … "
+        f"Both are at {rate:g}, the best of {len(found[0])} learning rates (orange: of {len(found[2])})."
     )
 
 

@@ -28,7 +28,6 @@ import trl_replay
 from trl_replay import CheckpointError, hookimpl
 from trl_replay.checkpoint import format as saved
 from trl_replay.checkpoint.saving import GONE, REPLACED
-from trl_replay.distributed import communicator
 from trl_replay.errors import MismatchError
 from trl_replay.testing import make_trainer
 
@@ -77,14 +76,6 @@ def test_in_the_middle_of_a_cycle_everything_comes_back_as_it_was_saved(tmp_path
     _, session = train(tmp_path, resume=last(tmp_path), max_steps=9, save_steps=20, replay_scope=scope, **layout)
     assert session.update == 9
     assert session.totals.batches > saved["totals"][0]
-
-
-def test_groups_that_are_tasks_of_their_own_resume_bit_identically(tmp_path, monkeypatch):
-    """As where the rows of a group were shown different prompts by environments without a `task_id`."""
-    monkeypatch.setattr(communicator, "with_environments", lambda keys, *_: keys + np.arange(len(keys)))
-    whole, found = interrupted(tmp_path, max_steps=6)
-    assert max(whole["columns"]["prompt"]) < 0
-    assert not found
 
 
 class Counting:

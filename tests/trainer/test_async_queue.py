@@ -519,14 +519,6 @@ def test_detach_gives_the_queue_back(queued, stock):
     assert len(run.session.buffer) == 0
 
 
-def test_detach_in_the_midst_of_training_lets_the_rest_pass(queued):
-    run = queued(max_steps=8)
-    run.trainer.add_callback(Act({3: lambda: trl_replay.detach(run.trainer)}))
-    run.train()
-    assert run.trainer.state.global_step == 8
-    assert any(sample.group_id % 2 for sample in run.given if sample.group_id > 8), "dead ones pass from then on"
-
-
 def test_hooks_of_plugins_are_called(queued, plug):
     called = []
 
