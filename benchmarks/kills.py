@@ -50,12 +50,18 @@ class Run(NamedTuple):
     scope: str
 
 
+def progress_bars(kind: Any) -> list[Any]:
+    """The class and all that derive from it: each may have a lock of its own."""
+    return sum(map(progress_bars, kind.__subclasses__()), [kind])
+
+
 def child(folder: Path, kind: Run, rank: int) -> None:
     """Trains on from the newest whole checkpoint, in a process of its own; writes the outcome when it gets there."""
     output = os.open(folder / f"output-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    tqdm.set_lock(threading.RLock())  # the one before is shared with processes that are killed while they hold it
+    for bar in progress_bars(tqdm):
+        bar.set_lock(threading.RLock())  # the one before is shared with processes that are killed while they hold it
     warnings.simplefilter("ignore")
     resume = trl_replay.last_complete_checkpoint(folder)
     settings = {"max_steps": kind.updates, "save_steps": 1, "save_total_limit": 3, "replay_scope": kind.scope}
@@ -145,12 +151,11 @@ def run(folder: Path, kills: int, seed: int, kind: Run) -> dict[str, Any]:
     seconds = time.monotonic() - started
     expected = outcomes(whole, kind)
     hits: list[str] = []
-    half_written = runs = 0
+    half_written = 0
     differing: list[str] = []
     while sum(hit != "finished" for hit in hits) < kills:
         shutil.rmtree(killed, ignore_errors=True)
         killed.mkdir()
-        runs += 1
         while True:
             enough = sum(hit != "finished" for hit in hits) >= kills
             hits.append(kill_once(killed, kind, rng, 1e9 if enough else seconds / 2))
@@ -164,12 +169,8 @@ def run(folder: Path, kills: int, seed: int, kind: Run) -> dict[str, Any]:
         "kills": sum(counts.values()),
         **counts,
         "half-written checkpoints left": half_written,
-        "runs": runs,
-        "processes": kind.processes,
-        "scope": kind.scope,
         "identical": not differing,
         "differing": differing,
-        "seconds": round(time.monotonic() - started),
     }
 
 
