@@ -19,6 +19,11 @@ def _benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
+def words_of(page):
+    """A page's text in one line."""
+    return " ".join((ROOT / page).read_text().split())
+
+
 def results_of(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
 
@@ -126,13 +131,13 @@ def test_what_replay_costs_on_a_gpu_is_what_the_pages_say():
     waiting, more = measured["synchronised"], []
     for timed in (waiting, measured["free running"]):
         more.append(timed["step with replay, ms"] - timed["stock step, ms"])
-    page = " ".join((REPORTS / "costs.md").read_text().split())
+    page = words_of("benchmarks/reports/costs.md")
     step, inside = waiting["stock step, ms"], waiting["time in the seam, ms"]
     share = f"{inside / step:.0%}".replace("%", " %")
     assert f"takes {step:.0f} ms, and {inside:.0f} ms are spent in the seam, **{share}**" in page
     assert [round(each, -1) for each in more] == [30, 40]
     assert measured["forwards added"] == 0
-    readme, evidence = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/evidence.md"))
+    readme, evidence = map(words_of, ("README.md", "docs/evidence.md"))
     shares = [f"{ms / step:.0%}".removesuffix("%") for ms in more]
     assert f"took 30 to 40 ms longer, {shares[0]} to {shares[1]} % of {step:.0f} ms" in evidence
     checks = {check["name"]: check["detail"] for check in results_of("overhead")["checks"]}
@@ -170,7 +175,8 @@ def test_what_the_readme_says_of_the_preset_was_measured():
         f"fewer on a list of 40 ({passes['french'] // 40} passes) on a CPU; on a GPU, it got there on "
         f"{np.isfinite(shares['french, GPU']).sum()} of 3 seeds"
     ) in readme
-    lead = " ".join((ROOT / "README.md").read_text().split())
+    lead = words_of("README.md")
+    assert f"(measured: {passes['products'] // 24} and {passes['french'] // 40})" in lead
     told = f"On French words, stock needed {times['french, CPU']} times as many on a CPU; on a GPU, the preset saved"
     assert f"{told} none." in lead
     everything = [share for of_name in shares.values() for share in of_name]
@@ -212,7 +218,7 @@ def test_what_the_readme_says_of_the_preset_was_measured():
 def test_what_pages_say_of_long_answers_was_measured():
     """And the advice begins at the shortest length at which two updates gained nothing, and four did."""
     long, drift = importlib.import_module("long_answers"), importlib.import_module("log_ratios")
-    done, page = long.STUDY.finished(), " ".join((ROOT / "docs" / "evidence.md").read_text().split())
+    done, page = long.STUDY.finished(), words_of("docs/evidence.md")
 
     def best(task, arm):
         return np.mean(long.ends(done, task, arm)[long.best_of(done, task, arm)])
@@ -233,7 +239,7 @@ def test_what_pages_say_of_long_answers_was_measured():
     assert told.format(*itertools.chain(*map(both, ("topr", "topr(level='token')", "stock, 2 updates")))) in page
     of_12 = (best("12", arm) for arm in ("topr", "topr(level='token')", "stock"))
     assert "At 12 tokens: {:.2f}, by token {:.2f}, stock {:.2f}.".format(*of_12) in page
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    readme = words_of("README.md")
     at_128 = best("128", "topr, 4 updates"), best("128", "stock")
     assert "of 128 tokens, four updates reached {:.2f} and stock {:.2f}, for".format(*at_128) in readme
     for task in ("64", "128"):
@@ -251,7 +257,7 @@ def test_what_pages_say_of_the_second_model_was_measured():
     second = importlib.import_module("second_model")
     done = second.STUDY.finished()
     stock, preset, seeds = second.compared(done)
-    readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/evidence.md"))
+    readme, evidence = map(words_of, ("README.md", "docs/evidence.md"))
     told = f"Gemma 3 270M: stock {stock:.2f}, preset {preset:.2f} ({seeds} seeds; a lower learning rate"
     assert f"{told} might help stock)." in readme
     assert f"{stock:.2f} with stock at the best of three rates, {preset:.2f} with the preset at one" in evidence
@@ -266,7 +272,7 @@ def test_what_pages_say_of_the_second_model_was_measured():
 
 def test_the_readme_tells_each_arm_at_the_best_of_its_rates():
     rates = importlib.import_module("learning_rates")
-    done, lead = rates.finished(), " ".join((ROOT / "README.md").read_text().split())
+    done, lead = rates.finished(), words_of("README.md")
     assert all(part in lead for part in rates.on_products(done).split(" … "))
     stock = np.mean(rates.ends(done, "products", "stock")[rates.best_of(done, "products")])
     alone = {
@@ -288,7 +294,7 @@ def test_the_readme_tells_each_arm_at_the_best_of_its_rates():
 
     low, high = (np.mean(of) for of in rates.ends(done, "french", "stock, 2 updates").values())
     of_topics, _, _ = rates.control(rates.study.STUDY.finished(), "topics").partition(",")
-    evidence = " ".join((ROOT / "docs" / "evidence.md").read_text().split())
+    evidence = words_of("docs/evidence.md")
     least, *_, most = sorted(alone["stock, 2 updates"])
     assert f"on *products* at {least:.2f} to {most:.2f}, at 1e-06, 2e-06, and 3e-06" in evidence
     assert (
@@ -322,15 +328,17 @@ def test_what_pages_say_of_generation_that_pays_was_measured():
         for device, done, task in (("CPU", cpu, "french"), ("CPU", cpu, "products"), ("GPU", gpu, "products"))
     }
     assert round(took["CPU", "french"]) == round(took["CPU", "products"]) == 1
+    of_gpu = took["GPU", "products"]
+    assert f"less at {of_gpu / (of_gpu + 1):.0%}".replace("%", " %") in words_of("README.md")
     pages = ("benchmarks/reports/when_it_pays.md", "docs/when-replay-pays.md")
-    readme, pays = (" ".join((ROOT / page).read_text().split()) for page in pages)
+    readme, pays = map(words_of, pages)
     assert (
         f"saves time above {least['products, GPU']:.1f} on *products* on the GPU, {least['products, CPU']:.1f} on a "
         f"CPU, and {least['french, CPU']:.1f} on *french* on a CPU; never on *french* on the GPU. In our runs, it was "
         f"about 1 on a CPU, and {took['GPU', 'products']:.1f} on the GPU. Training on a batch takes {passes:.1f} "
         f"times as long"
     ) in readme
-    lead = " ".join((ROOT / "README.md").read_text().split())
+    lead = words_of("README.md")
     most, some = (f"{least[f'{task}, CPU'] / (least[f'{task}, CPU'] + 1):.0%}"[:2] for task in ("french", "products"))
     assert f"most of their time generating (over {most} %, we estimate; [find yours]" in lead
     assert f"{some} % at {least['products, CPU']:.1f}, {most} % at {least['french, CPU']:.1f}." in pays
@@ -353,12 +361,9 @@ def test_what_pages_say_of_seconds_was_measured():
         rates.in_seconds(done, "products", tuned).split(", ")
         for done in (rates.finished(), rates.updates_per_batch.STUDY.finished())
     )
-    pays, report = (
-        " ".join((ROOT / page).read_text().split())
-        for page in ("docs/when-replay-pays.md", "benchmarks/reports/when_it_pays.md")
-    )
+    pays, report = (words_of(page) for page in ("docs/when-replay-pays.md", "benchmarks/reports/when_it_pays.md"))
     assert f"{on_gpu[1]} of stock's time on a GPU, {on_cpu[1]} on a CPU (medians)" in report
-    lead = " ".join((ROOT / "README.md").read_text().split())
+    lead = words_of("README.md")
     less = [f"{1 - float(one[1]):.0%}".replace("%", " %") for one in (on_cpu, on_gpu)]
     assert f"| {less[0]} less where stock generated for 50 % of its time, {less[1]} less at 72 %; over 72 %," in lead
     by_seed = f"{on_cpu[0]} to {on_cpu[2]} and {on_gpu[0]} to {on_gpu[2]}"
@@ -367,7 +372,7 @@ def test_what_pages_say_of_seconds_was_measured():
 
 def test_what_the_readme_says_of_the_defaults_was_measured():
     report = importlib.import_module("when_it_pays_report")
-    readme = " ".join((REPORTS / "when_it_pays.md").read_text().split())
+    readme = words_of("benchmarks/reports/when_it_pays.md")
     of_defaults = {dot.task: dot for dot in report.dots() if dot.arm == "defaults"}
     stuck = sorted(dot.gain for dot in of_defaults.values() if dot.unsolved >= report.STUCK)
     assert len(stuck) == 4
@@ -393,7 +398,7 @@ def test_what_pages_say_of_learning_rates_was_measured():
     rates = importlib.import_module("learning_rates")
     done = rates.finished()
     pages = ("benchmarks/reports/when_it_pays.md", "docs/evidence.md")
-    readme, evidence = (" ".join((ROOT / page).read_text().split()) for page in pages)
+    readme, evidence = map(words_of, pages)
     for task in rates.TASKS:
         assert rates.told(done, task) in evidence
         rate = rates.ends(done, task, "stock")
@@ -406,9 +411,7 @@ def test_what_pages_say_of_stock_at_its_best_rate_was_measured():
     tuned = rates.study.chosen_rates(rates.study.STUDY.finished())
     savings = rates.against_best(rates.finished(), "french")[tuned["french", "sample_efficient"]]
     times = rates.completions.times_fewer([saving.share for saving in savings])
-    evidence, pays = (
-        " ".join((ROOT / "docs" / page).read_text().split()) for page in ("evidence.md", "when-replay-pays.md")
-    )
+    evidence, pays = (words_of(page) for page in ("docs/evidence.md", "docs/when-replay-pays.md"))
     assert f"Of its end at that rate, the preset saves {times.replace(' (', ' times (')}" in evidence
     assert f"and {times.replace(' (', ' on *french* (')}. That is against stock at the best rate" in pays
 
@@ -421,7 +424,7 @@ def test_the_page_tells_on_how_many_seeds_of_the_study_the_reward_fell():
             ends[run.arm][run.seed] = lines[-1]["reward"] / max(line["reward"] for line in lines[1:])
     fallen = {arm: [seed for seed, share in shares.items() if share < 0.5] for arm, shares in ends.items()}
     assert fallen == {"stock": [2], "stock at 4e-5": []}
-    page = " ".join((ROOT / "docs" / "when-replay-pays.md").read_text().split())
+    page = words_of("docs/when-replay-pays.md")
     assert f"On one of {len(ends['stock'])} seeds" in page
 
 

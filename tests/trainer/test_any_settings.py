@@ -218,9 +218,9 @@ OWN = {made.__name__: type("Own", (Checked, made), {}) for made in (Copied, Reor
 
 def is_no_wider_than_needed(before, after, pad, multiple):
     """A batch grows as far as its longest row needs, up to a multiple."""
-    for key, ends in (("prompt_ids", True), ("completion_ids", False)):
+    for key, left in (("prompt_ids", True), ("completion_ids", False)):  # where padding stands
         held = (after[key] != pad).any(dim=0)
-        held = int((held.flip(0) if ends else held).nonzero().max()) + 1
+        held = int((held.flip(0) if left else held).nonzero().max()) + 1
         grown = after[key].size(1)
         assert grown in (before[key].size(1), math.ceil(held / multiple) * multiple)
 

@@ -17,7 +17,7 @@ LEFT_OUT = {
 }  # fmt: skip
 DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 CEILINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["trl_replay"]["ceilings"]
-TOTAL = 320_500
+TOTAL = 320_400
 """Of all rooms together. It stands here and not beside them, so that raising a room is not enough."""
 HOW = (
     'Take as much out elsewhere, with a line in the changelog\'s "Removed", or lower what is added: CONTRIBUTING.md, '
