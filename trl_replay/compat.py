@@ -373,7 +373,7 @@ def loss_form(trainer: Any) -> LossForm:
     return LossForm(
         sequence_level=args.importance_sampling_level == "sequence",
         sums_ratios=args.loss_type == "vespo",
-        weighs_kl=args.use_bias_correction_kl,
+        weighs_kl=bool(args.beta) and args.use_bias_correction_kl,
         clip_low=clip_low,
         clip_high=clip_high,
     )

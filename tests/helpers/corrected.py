@@ -40,6 +40,8 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return behavior, one
     if name in ("none", *SHIFTS):
         return new, one
+    if name == FAR:
+        return behavior + distances(torch.arange(len(new))), 0.7 * one
     if name == "truncated":
         return new, torch.minimum(r, one * 2.0)
     if name == "sequence_mask":
@@ -103,6 +105,20 @@ SHIFTS: dict[str, Callable[[torch.Tensor], float]] = {
 """What is added to a row's advantage, from the log ratios of its tokens; `oapl` with the argument in `ARGUMENTS`."""
 ARGUMENTS: dict[str, dict[str, float]] = {**MASKS, "oapl": {"beta": 0.5}}
 """Those that `train` gives corrections, so that they are seen to act."""
+
+
+def far(rows: Any, context: Any) -> Corrected:
+    """Old log-probs far from the new ones, to both sides, and one weight a row, written for each token."""
+    old = rows.behavior_logps + distances(rows.mask.cumsum(dim=1) - 1)
+    return Corrected(old, torch.where(rows.mask, 0.7, 3.0))
+
+
+def distances(place: torch.Tensor) -> torch.Tensor:
+    """By a token's place among those that train."""
+    return 30.0 * torch.cos(place * 2.0 + 0.5)
+
+
+FAR = f"{__name__}:far"
 
 
 def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: float) -> list[float]:

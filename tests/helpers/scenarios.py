@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from advantages_by_hand import mixed_advantages
-from corrected import MASKED, SHIFTED
+from corrected import FAR, MASKED, SHIFTED
 from credit import Credit
 from generating import PROMPTS, Coins, check_rounds
 from idle import LAYOUTS
@@ -150,6 +150,7 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shifted advantages, sequence level, accumulation": (
         {"loss_type": "grpo", **SEQUENCE, **ACCUMULATED}, correction(SHIFTED),
     ),
+    "ratios at both bounds, vespo, beta": ({"loss_type": "vespo", "beta": 0.1}, correction(FAR)),
     "capped weights, accumulation": ({**ACCUMULATED}, {"replay_weight": 0.5, "replay_max_weight": 0.45}),
     # rows
     "rows: split, bnpo, accumulation": (

@@ -13,7 +13,7 @@ from types import FunctionType
 import numpy as np
 import pytest
 import transformers
-from corrected import MASKED, PROXIMAL, SHIFTED
+from corrected import FAR, MASKED, PROXIMAL, SHIFTED
 from naive import Naive, shaped
 from releases import TRL, Version
 from replaying import Checked, check_batches, check_losses, watched
@@ -53,7 +53,7 @@ AXES = {
     "functions": [{}, {}, SEVERAL, {**SEVERAL, "multi_objective_aggregation": "normalize_then_sum"}],
     "completions": [{}, {}, {"truncating": True}, {"rollout": masked_rollout}],
     "correction": [
-        "ratio", "truncated", "topr", "imitation", "sequence_mask", "none", MASKED, PROXIMAL, SHIFTED,
+        "ratio", "truncated", "topr", "imitation", "sequence_mask", "none", MASKED, PROXIMAL, SHIFTED, FAR,
     ],
     "weight": [{}, {}, {"replay_weight": 0.5}, {"replay_max_weight": 1.02},
                {"replay_weight": 0.8, "replay_max_weight": 0.7}],

@@ -46,7 +46,7 @@ def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(tmp_pa
     "name",
     [
         "generated again and mixed", "a learning rate that drives ratios to their bounds, beta",
-        "the same at sequence level",
+        "the same at sequence level", "ratios at both bounds, vespo, beta",
     ],
 )  # fmt: skip
 def test_loss_and_gradient_are_those_by_hand_with(tmp_path, name):

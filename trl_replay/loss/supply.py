@@ -320,8 +320,9 @@ class Bounds:
     """Keeps the ratio and the KL term of replayed tokens within bounds.
 
     * The log ratio that the loss forms is kept between −20 and log 20, with sequence-level importance sampling that of
-      the row; within ±20 where the loss sums log ratios and damps the sum itself. In types with a small range 20 is
-      half the log of their largest number. That is done by moving the old log-prob.
+      the row; within ±20 where the loss sums log ratios and damps the sum itself, and multiplies no KL term by one: a
+      large one times the rounding of a dropped term would hide the gradient. In types with a small range 20 is half
+      the log of their largest number. That is done by moving the old log-prob.
     * A row whose ratio noise alone may have made is on-policy, where the clip range of sequences is narrower than the
       noise: its ratio is 1, or the clip would take at random what is not stale at all.
     * The KL term of a token is dropped where exp(reference − log-prob), times the ratio if the loss multiplies the KL
@@ -343,7 +344,7 @@ class Bounds:
         logs = _log_ratios(rows, corrected.old_logps)
         limit = _log_limit(rows.logps.dtype)
         if self.form.sums_ratios:
-            bounded = logs.clamp(-limit, limit)
+            bounded = logs.clamp(-limit, LOG_OF_LIMIT if self.form.weighs_kl else limit)
         elif self.form.sequence_level:
             bounded = logs.clamp(-limit, limit)
             excess = row_means(bounded, rows.mask) - LOG_OF_LIMIT
@@ -394,9 +395,7 @@ class Bounds:
             logs = _log_ratios(rows, old_logps)
             if self.form.sequence_level:
                 logs = row_means(logs, rows.mask)
-            if not self.form.sums_ratios:
-                logs = logs.clamp(max=LOG_OF_LIMIT)  # bounded already, up to the rounding of the old log-prob
-            size = size + logs
+            size = size + logs.clamp(max=LOG_OF_LIMIT)  # bounded already, up to the rounding of the old log-prob
         kept = (gap <= limit) & (size <= LOG_OF_LIMIT)  # a gap of NaN is not kept
         dropped = trained & ~kept
         self.means.add("replay/kl_dropped_fraction", dropped, trained)
