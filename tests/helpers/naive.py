@@ -79,6 +79,7 @@ class Naive:
         self.failed = []  # per step, (rows,) those that no function has scored, which are masked once stored
         self.factors = []  # per step, (rows,) what the plugin multiplies advantages by in the plan
         self.counts = dict.fromkeys(COUNTED, 0)
+        self.pass_rate, self.seen, self.live, self.seen_at_live, self.has_begun = None, 0, 0, 0, False
         watch.after_step = self.advance
         watch.advantages = self.advantages
         watch.is_all_wrong = lambda row: self.is_all_wrong(row // SIZE)
@@ -148,6 +149,13 @@ class Naive:
         self.counts["all_wrong"] += int((scored.any(axis=1) & ~self.passes().any(axis=1)).sum())
         self.counts["all_right"] += int((scored.any(axis=1) & (self.passes() | ~scored).all(axis=1)).sum())
         self.counts["failed"] += int((~scored).sum())
+        if scored.any():
+            rate = self.passes().sum() / scored.sum()
+            self.pass_rate = rate if self.pass_rate is None else self.pass_rate * 31 / 32 + rate / 32
+            self.seen += SLOTS
+        if scored.any() and not self.dead.all():
+            self.live += int((~self.dead).sum())
+            self.seen_at_live = self.seen
         self.trained.append(own.ravel())
         self.masked.append(masked.ravel())
         failed = np.isnan(self.total)
@@ -229,6 +237,21 @@ class Naive:
         scored = ~np.isnan(self.total[slot])
         return bool(self.dead[slot] and scored.any() and not self.passes()[slot].any())
 
+    def waits(self, update: int) -> bool:
+        """Whether nothing may be drawn yet (`replay_start`)."""
+        start = self.setting("start", 0)
+        if not isinstance(start, str):
+            return update < start
+        if start != "adaptive":
+            return (self.pass_rate or 0.0) < float(start[len("pass_rate(") : -1])
+        is_early = update < self.session.trainer.state.max_steps // 4 and not self.has_begun
+        few = 0 < self.counts["stored"] < min(self.setting("buffer_size", 64) // 4, 16)
+        sparse = self.live and self.live < 0.1 * max(self.seen, 40)
+        return bool(
+            is_early and few and sparse
+            and (self.seen - self.seen_at_live) * self.live <= 4 * max(self.seen_at_live, 40)
+        )  # fmt: skip
+
     def check_draws(self, update: int, generated: bool) -> None:
         """What was put into which slots is what had to be."""
         taken = self.watch.taken[-1] if generated or self.composed_anew() else {}
@@ -236,7 +259,7 @@ class Naive:
         for row, (serial, source) in sorted(taken.items()):
             found.setdefault(row // SIZE, []).append((row % SIZE, serial, source))
         slots = self.replaceable() if generated else [*range(SLOTS)]
-        most = int(self.setting("max_fraction", 1.0) * SLOTS + 1e-9) * (update >= self.setting("start", 0))
+        most = 0 if self.waits(update) else int(self.setting("max_fraction", 1.0) * SLOTS + 1e-9)
         eligible = [entry for entry in self.entries if entry.update < update]
         eligible = [entry for entry in eligible if update - entry.update <= self.setting("max_age", ALWAYS)]
         self.drawn = {serial for rows in found.values() for _, serial, _ in rows}
@@ -250,6 +273,7 @@ class Naive:
                 self.same("rows of a group are", rows, [(row, rows[0][1], row) for row in range(SIZE)])
             self.check_sampler(drawn, eligible)
         self.same("different groups are", len(self.drawn), len(found))
+        self.has_begun |= bool(self.drawn)
         for entry in self.entries:
             entry.uses += entry.serial in self.drawn
             self.counts["entries"] += generated and entry.serial in self.drawn

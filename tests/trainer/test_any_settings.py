@@ -20,6 +20,7 @@ from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
 from trl import GRPOTrainer
+from users_losses import giving, trimmed_in_a_copy
 
 import trl_replay
 from trl_replay.base.validation import Named
@@ -30,7 +31,9 @@ RIGHT, MOST, FAILED = [1.0] * 4, [1.0, 1.0, 1.0, 0.0], [1.0, None, 0.75, 0.0]
 TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 ACCUMULATED = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
 SEVERAL = {"reward_weights": [1.0, 0.5]}
-BONUS = {"entropy_coef": 0.05} if Version("1.10.0") <= TRL else {}
+HAS_BONUS = Version("1.10.0") <= TRL
+BONUS = {"entropy_coef": 0.05} if HAS_BONUS else {}
+CONTROL = {"use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02} if HAS_BONUS else {}
 ROWS = {"replay_selector": "always(share=1.0)"}
 AXES = {
     "loss": LOSSES,
@@ -68,15 +71,15 @@ AXES = {
     "counting": [{}, {"replay_reward": "scripted"}],
     "age": [{}, {}, {"replay_max_age": 4}],
     "uses": [{}, {}, {"replay_max_uses": 1}, {"replay_max_uses": 2}],
-    "start": [0, 0, 2],
+    "start": [0, 0, 2, "pass_rate(0.4)", "adaptive"],
     "saved": [{}, {"save_strategy": "steps", "save_steps": 6}],
     "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
     "rewards": [0.0, 0.0, 100.1],
-    "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered"],
+    "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed"],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
     "other": [
         {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.6}, BONUS, {**BONUS, "top_entropy_quantile": 0.414},
-        {"off_policy_mask_threshold": 0.02},
+        {**BONUS, **CONTROL}, {"off_policy_mask_threshold": 0.02},
         {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
     ],
 }  # fmt: skip
@@ -123,7 +126,7 @@ def settings_of(chosen):
     edits = chosen["plugin"]
     replay["replay_pass_reward"] += chosen["rewards"]
     if chosen["class"] in OWN and "tokens" not in training:
-        training["trainer_class"] = OWN[chosen["class"]]
+        training["trainer_class"] = type("Own", (Checked, OWN[chosen["class"]]), {})
     if chosen["loss"] == "luspo" and Version("1.14.0") > TRL:  # its mean held padding, where a term has all tokens
         training["beta"] = 0.0
         replay.pop("replay_kl", None)
@@ -145,6 +148,8 @@ def settings_of(chosen):
         if training.get("steps_per_generation") in (1, 3):
             training |= ACCUMULATED
             del training["steps_per_generation"]
+    if training.get("num_iterations") == 3 and training.get("steps_per_generation") == 2:
+        replay.pop("replay_max_age", None)  # less than between two generations
     if "replay_advantages" in replay:
         by = {"top": "score", "uniform": "uniform"}.get(chosen["sampler"], "newest")
         rows = max(chosen["rows"], 2) if replay["replay_advantages"] == "split" else chosen["rows"]
@@ -154,6 +159,8 @@ def settings_of(chosen):
     by_token = level == "token" or chosen["loss"] == "cispo"
     if chosen["correction"] in ("truncated", MASKED, PROXIMAL) and not by_token:
         replay["replay_correction"] = "topr"
+    if chosen["correction"] == FAR and chosen["loss"] == "sapo":  # whose gate has no digits left at a ratio of 20
+        replay["replay_correction"] = SHIFTED
     if "tokens" in training and (level == "sequence" or chosen["correction"] == "imitation"):
         replay["replay_correction"] = "ratio"
     return training, replay, edits
@@ -213,7 +220,7 @@ class Reordered(GRPOTrainer):
         return super()._compute_loss(model, {**inputs, **rows})
 
 
-OWN = {made.__name__: type("Own", (Checked, made), {}) for made in (Copied, Reordered)}
+OWN = {"Copied": Copied, "Reordered": Reordered, "Trimmed": giving(trimmed_in_a_copy)(GRPOTrainer)}
 
 
 def is_no_wider_than_needed(before, after, pad, multiple):
