@@ -23,14 +23,16 @@ MASKS: dict[str, dict[str, float]] = {
 """Masks of trl-replay-papers, with limits that some replayed rows or tokens of `train` pass and others don't."""
 
 
-def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advantage: Any) -> tuple[Any, Any]:
+def weights_by_hand(
+    name: str, new: torch.Tensor, behavior: torch.Tensor, advantage: Any, proximal: torch.Tensor
+) -> tuple[Any, Any]:
     """`(old, weights)` of one replayed row's tokens; m2po is over all rows and done in its own test.
 
     Where each token has its own advantage, it goes by that one's sign.
     """
     name = {MASKED: "icepop", PROXIMAL: "decoupled"}.get(name, name)
     if torch.is_tensor(advantage):
-        positive, negative = (weights_by_hand(name, new, behavior, sign) for sign in (1.0, -1.0))
+        positive, negative = (weights_by_hand(name, new, behavior, sign, proximal) for sign in (1.0, -1.0))
         return positive[0], torch.where(advantage >= 0, positive[1], negative[1])
     r = (new - behavior).double().exp()
     one = torch.ones_like(r)
@@ -54,7 +56,7 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
     if name == "imitation":
         return new, one * (0.3 / advantage if advantage > 0 else 0.0)
     if name == "decoupled":
-        return new, torch.minimum(r, one * 2.0)
+        return proximal, (proximal - behavior).double().exp().clamp(max=2.0)
     if name == "gipo":
         return new, r * (-(r.log() ** 2) / 2).exp()
     if name == "pnpo":

@@ -33,6 +33,12 @@ def std(rewards: Any) -> float:
     return float(np.std(rewards[~np.isnan(rewards)], ddof=1))
 
 
+def one_for_all(advantages: Any, trains: Any) -> Any:
+    """Groups whose rows that train have the same advantage, and not 0."""
+    most, least = np.where(trains, advantages, -9).max(axis=1), np.where(trains, advantages, 9).min(axis=1)
+    return (most == least) & (most != 0)
+
+
 def shaped(advantages: Any, update: int) -> Any:
     """What a plugin makes of the advantages of three groups: at odd updates the second one is dead, and the third one
     never is."""
@@ -141,7 +147,7 @@ class Naive:
         if self.setting("reward"):
             alike = np.ptp(self.total, axis=1) == 0
             if self.plugin == "advantages":
-                alike &= np.where(trains, own, -9).max(axis=1) != np.where(trains, own, 9).min(axis=1)
+                alike &= ~one_for_all(own, trains) | one_for_all(advantages.reshape(SLOTS, SIZE), trains)
             self.dead |= alike
         self.own = own
         self.counts["dead"] += int(self.dead.sum())

@@ -48,6 +48,7 @@ class Checked(Spy):
         super().__init__(*args, **kwargs)
         self.by_hand: list[list[Row]] = []  # of every training loss, the rows that count
         self.gradient_errors: list[float] = []
+        self.proximal: dict[int, torch.Tensor] = {}  # by identity, log-probs of a replayed row's first forward
         self.expected: torch.Tensor
 
     def _compute_loss(self, model, inputs):
@@ -70,7 +71,7 @@ class Checked(Spy):
                 rows, logps, entropies, inputs.rows[:, 0].tolist(), inputs[NUMBER].tolist(), strict=True
             ):
                 if not excluded[number]:
-                    by_hand.append(self.as_trained(as_row(row, of_row, entropy), identity < 0, silent[number]))
+                    by_hand.append(self.as_trained(as_row(row, of_row, entropy), identity, silent[number]))
                 else:
                     beside.append(as_row(row, of_row, entropy).entropy)
             count = len(inputs.rows) * (1 - sum(excluded) / len(excluded))
@@ -90,11 +91,12 @@ class Checked(Spy):
         logps = [self.losses[-1]["logps"][number, : len(row["ids"])] for number, row in enumerate(rows)]
         return logps, [None] * len(rows), 0.0
 
-    def as_trained(self, row: Row, replayed: bool, masked: bool) -> Row:
+    def as_trained(self, row: Row, identity: int, masked: bool) -> Row:
         """The row with what the correction, the gates, the bounds and masks make of it."""
-        if replayed and len(row.new):
+        if identity < 0 and len(row.new):
             new, behavior = row.new.detach(), row.old
-            row.old, row.weights = weights_by_hand(self.correction, new, behavior, row.advantage)
+            proximal = self.proximal.setdefault(identity, new)
+            row.old, row.weights = weights_by_hand(self.correction, new, behavior, row.advantage, proximal)
             if self.correction in SHIFTS:
                 row.advantage = row.advantage + SHIFTS[self.correction](new - behavior)
             row.sampling = behavior if row.sampling is None else row.sampling

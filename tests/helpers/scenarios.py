@@ -138,8 +138,6 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "truncated completions masked, beta": ({"mask_truncated_completions": True, "beta": 0.1}, {}),
     "LoRA, beta": ({"lora": True, "beta": 0.1}, {}),
-    "a learning rate that drives ratios to their bounds, beta": ({"learning_rate": 0.3, "beta": 0.1}, {}),
-    "the same at sequence level": ({"learning_rate": 0.3, "beta": 0.1, "loss_type": "grpo", **SEQUENCE}, {}),
     # what else becomes of dead groups
     "excluded, grpo, accumulation": ({"loss_type": "grpo", **ACCUMULATED}, EXCLUDED),
     "excluded, dapo, beta": ({"beta": 0.1}, EXCLUDED),

@@ -13,7 +13,7 @@ from types import FunctionType
 import numpy as np
 import pytest
 import transformers
-from corrected import FAR, MASKED, PROXIMAL, SHIFTED
+from corrected import FAR, MASKED, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
 from naive import Naive, shaped
 from releases import TRL, Version
 from replaying import Checked, check_batches, check_losses, watched
@@ -23,7 +23,6 @@ from trl import GRPOTrainer
 from users_losses import giving, trimmed_in_a_copy
 
 import trl_replay
-from trl_replay.base.validation import Named
 from trl_replay.checkpoint import saving
 from trl_replay.data.plan import EMPTY
 
@@ -57,6 +56,7 @@ AXES = {
     "completions": [{}, {}, {"truncating": True}, {"rollout": masked_rollout}],
     "correction": [
         "ratio", "truncated", "topr", "imitation", "sequence_mask", "none", MASKED, PROXIMAL, SHIFTED, FAR,
+        TOPR_BY_TOKEN,
     ],
     "weight": [{}, {}, {"replay_weight": 0.5}, {"replay_max_weight": 1.02},
                {"replay_weight": 0.8, "replay_max_weight": 0.7}],
@@ -78,7 +78,7 @@ AXES = {
     "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed"],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
     "other": [
-        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.6}, BONUS, {**BONUS, "top_entropy_quantile": 0.414},
+        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.614}, BONUS, {**BONUS, "top_entropy_quantile": 0.414},
         {**BONUS, **CONTROL}, {"off_policy_mask_threshold": 0.02},
         {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
     ],
@@ -139,9 +139,9 @@ def settings_of(chosen):
         if replay.get("replay_advantages"):
             replay["replay_advantages"] = "stored"
     if replay.get("replay_advantages") == "split":
-        edits = "plan" if edits == "advantages" else edits
         replay |= {"replay_kl": "fresh"} if replay.get("replay_kl") == "all_wrong" else {}
         replay.pop("replay_retire_passes", None)  # or hardly a group was left
+        replay["replay_buffer_size"] = 64
     if "replay_iterations" in replay:
         training["num_iterations"] = 3
         training["max_steps"] = 17 if training.get("steps_per_generation") == 2 else 12
@@ -152,12 +152,12 @@ def settings_of(chosen):
         replay.pop("replay_max_age", None)  # less than between two generations
     if "replay_advantages" in replay:
         by = {"top": "score", "uniform": "uniform"}.get(chosen["sampler"], "newest")
-        rows = max(chosen["rows"], 2) if replay["replay_advantages"] == "split" else chosen["rows"]
+        rows = max(chosen["rows"], 3) if replay["replay_advantages"] == "split" else chosen["rows"]
         replay |= {"replay_sampler": f"same_prompt(by={by!r})", "replay_mixer": f"inject(rows={rows})"}
     if replay.get("replay_kl") == "all_wrong":
         replay["replay_unfilled"] = "keep"
     by_token = level == "token" or chosen["loss"] == "cispo"
-    if chosen["correction"] in ("truncated", MASKED, PROXIMAL) and not by_token:
+    if chosen["correction"] in ("truncated", MASKED, PROXIMAL, TOPR_BY_TOKEN) and not by_token:
         replay["replay_correction"] = "topr"
     if chosen["correction"] == FAR and chosen["loss"] == "sapo":  # whose gate has no digits left at a ratio of 20
         replay["replay_correction"] = SHIFTED
@@ -256,7 +256,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any
     names = ["scripted", "other"][: len(script)]
     functions = [Rewards(*batches, name=name) for batches, name in zip(script, names, strict=True)]
     trainer = made(tmp_path, training, functions)
-    trainer.correction = Named.read(replay["replay_correction"]).name
+    trainer.correction = replay["replay_correction"]
     trainer.gate = gate(replay, training["importance_sampling_level"])
     trainer.gradients = True
     hooks = {

@@ -8,11 +8,10 @@ what the loss makes of it is not. Those of trl-replay-papers have tests there.
 import numpy as np
 import pytest
 import torch
-from corrected import PROXIMAL, TOPR_BY_TOKEN, TWO_LOSSES
-from credit import CREDITED, Credit
-from replaying import build, replay, train_corrected
+from corrected import PROXIMAL
+from replaying import train_corrected
 from scenarios import Scenario, follow, train
-from support import DEAD, LIVE, Rewards, Spy
+from support import DEAD, LIVE, Spy
 
 import trl_replay
 
@@ -22,22 +21,6 @@ def test_76_as_many_rows_as_tokens_are_no_advantages_of_tokens(tmp_path, setting
     """12 rows of 12 tokens, and a weight for each token."""
     trainer, _ = follow(tmp_path, Scenario({"max_completion_length": 12}, settings))
     assert {loss["inputs"]["completion_ids"].shape for loss in trainer.losses} == {(12, 12)}
-
-
-@pytest.mark.parametrize("loss", TWO_LOSSES)
-def test_topr_by_token_tapers_tokens_of_failures_alone(tmp_path, loss):
-    chosen = {"replay_correction": TOPR_BY_TOKEN}
-    trainer, _ = train_corrected(tmp_path, TOPR_BY_TOKEN, chosen, loss_type=loss, beta=0.1)
-    trained = [row for rows in trainer.by_hand for row in rows if row.weights is not None]
-    tapered = {sign: [float(row.weights.min()) for row in trained if sign * row.advantage > 0] for sign in (1, -1)}
-    assert set(tapered[1]) == {1.0}
-    assert 0 < min(tapered[-1]) < 1
-
-
-def test_topr_by_token_goes_by_the_sign_of_each_tokens_advantage(tmp_path):
-    trainer = build(tmp_path, Rewards(*CREDITED), trainer_class=Credit, learning_rate=5e-2)
-    trainer.gradients, trainer.correction = True, TOPR_BY_TOKEN
-    replay(trainer, replay_correction=TOPR_BY_TOKEN, replay_start=0)
 
 
 def test_a_shift_moves_an_advantage_of_0_and_no_masked_row(tmp_path):

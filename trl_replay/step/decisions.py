@@ -68,35 +68,35 @@ class ScoredBatch:
         return replace(self, groups=replace(self.groups, dead=dead))
 
 
-def shaped(new_groups: Groups, given: Floats) -> Groups:
+def shaped(new_groups: Groups, given: Floats, batch: Groups | None = None) -> Groups:
     """The fresh groups with a plugin's advantages.
 
     A group that was changed is dead if all of its rows that train have advantages next to 0: beside the batch's
-    largest, and where it was dead before, beside its rewards, since a batch or a round may hold none that is larger,
-    and beside what TRL's rounding left of rows that the plugin left alone. A group that is dead by the function that
-    counts stays so, unless the plugin has given all of its rows one advantage of its own. Masked rows stay masked.
+    largest, and where it was dead before, beside the batch's rewards, since a batch or a round may hold none that is
+    larger, and beside what TRL's rounding left of rows that the plugin left alone. A group that is dead by the
+    function that counts stays so, unless the plugin has given rows of several advantages, or of none, one of its own.
+    Masked rows stay masked.
 
     Args:
         new_groups ([`Groups`]): As the trainer made them.
         given (`(n, G)`): Advantages; NaN for rows that train nothing.
+        batch ([`Groups`], *optional*): The fresh groups, where these are mixed ones.
     """
+    beside = [new_groups] if batch is None else [new_groups, batch]
     left = given == new_groups.advantages
     masked = np.isnan(given) | new_groups.masked
     rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
     advantages = np.where(left, new_groups.advantages, rounded)
     changed = replace(new_groups, advantages=advantages, masked=masked)
-    least: Floats | float = least_size(advantages, new_groups.advantages[~new_groups.dead])
-    noise = reward_noise(new_groups.rewards, new_groups.reward_weights)
+    sizes = np.concatenate([advantages, *(groups.advantages for groups in beside[1:])])
+    least: Floats | float = least_size(sizes, new_groups.advantages[~new_groups.dead])
+    noise = max(reward_noise(groups.rewards, groups.reward_weights).max(initial=0.0) for groups in beside)
     rounding = np.where(left & changed.trains, np.abs(new_groups.advantages), 0.0).max(axis=1)
-    least = np.where(new_groups.dead, np.maximum(np.maximum(least, noise), rounding), least)
+    least = np.where(new_groups.dead, np.maximum(max(least, noise), rounding), least)
     touched = (~left | masked).any(axis=1)
     dead = np.where(touched, teach_nothing(advantages, changed.trains, least), new_groups.dead)
-    return replace(changed, dead=dead | (changed.alike & ~_have_one(advantages, changed.trains)))
-
-
-def alike_among(groups: Groups, members: Bools) -> Bools:
-    """Groups whose `members` are alike by the function that counts, `(n,)`."""
-    return replace(groups, rewards=np.where(members[..., None], groups.rewards, np.nan)).alike
+    is_given = _have_one(advantages, changed.trains) & ~_have_one(new_groups.advantages, changed.trains)
+    return replace(changed, dead=dead | (changed.alike & ~is_given))
 
 
 def _have_one(advantages: Floats, trains: Bools) -> Bools:
@@ -210,13 +210,13 @@ class Mixing:
         self._settings = settings
         self._shapes = components.hooks.has_plugin_for("advantages") and not settings.config.replay_dry_run
 
-    def shape(self, groups: Groups) -> Groups:
+    def shape(self, groups: Groups, batch: Groups | None = None) -> Groups:
         """Let a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
         were computed for mixed groups."""
         if not self._shapes:
             return groups
         given = self._hooks.advantages(groups, self._context())
-        return groups if given is None else shaped(groups, given)
+        return groups if given is None else shaped(groups, given, batch)
 
     def mix(
         self, scored: ScoredBatch, slots: Ints, table: Table, drawn: Ints, most: int, tally: Tally
@@ -296,11 +296,11 @@ class Mixing:
         some = np.flatnonzero(mixed.computed)
         if len(some):
             anew = mixed.take(some)
-            dead[some] = self._compute_advantages(scored.formula, anew)
+            dead[some] = self._compute_advantages(scored, anew)
             plan.put(some, anew.plan)
         return dead
 
-    def _compute_advantages(self, formula: AdvantageFormula, mixed: Mixed) -> Bools:
+    def _compute_advantages(self, scored: ScoredBatch, mixed: Mixed) -> Bools:
         """Write advantages that are computed anew: over all rows of a group, or over stored and fresh ones apart,
         where a group is dead if its stored part is. Stored rows that are masked do not count; on fresh rows the hook
         decides again. Return which groups are dead then.
@@ -308,7 +308,7 @@ class Mixing:
         Raises:
             SeamError: Those of the batch are not what TRL's rules make of its rewards.
         """
-        plan = mixed.plan
+        plan, formula = mixed.plan, scored.formula
         setting = self._settings.config.replay_advantages
         if not formula.explains_batch:
             if self._settings.config.replay_dry_run:
@@ -334,11 +334,13 @@ class Mixing:
             plan.advantages, dead = by_rule(counted, join=True)
         members = plan.stored if setting == "split" else np.ones_like(plan.stored)
         computed = mixed.as_groups(dead)
-        computed = replace(computed, dead=dead | alike_among(computed, members & counted))
-        groups = self.shape(computed)
+        of_members = replace(computed, rewards=np.where((members & counted)[..., None], computed.rewards, np.nan))
+        computed = replace(computed, dead=dead | of_members.alike)
+        groups = self.shape(computed, scored.groups)
         plan.advantages, plan.masked = groups.advantages.copy(), groups.masked.copy()
-        if setting == "split" and groups is not computed:  # a plugin has shaped fresh rows, too
-            groups = shaped(replace(computed, masked=groups.masked | plan.fresh), groups.advantages)
+        if groups is not computed:  # a plugin has shaped rows of either kind
+            judged = replace(of_members, dead=computed.dead, masked=groups.masked | ~members)
+            groups = shaped(judged, groups.advantages, scored.groups)
         return groups.dead.copy()
 
 
