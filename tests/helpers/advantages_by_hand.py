@@ -14,18 +14,23 @@ Rows = Sequence[Sequence[float]]
 """Rewards, one list a row."""
 
 
+def scored(values: Sequence[float]) -> list[float]:
+    """Without those that are None, which are NaN here."""
+    return [value for value in values if not math.isnan(value)]
+
+
 def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return sum(scored(values)) / max(len(scored(values)), 1)
 
 
 def deviation(values: Sequence[float]) -> float:
     """Bessel-corrected; of one value 0."""
     center = mean(values)
-    return math.sqrt(sum((value - center) ** 2 for value in values) / max(len(values) - 1, 1))
+    return math.sqrt(sum((value - center) ** 2 for value in scored(values)) / max(len(scored(values)) - 1, 1))
 
 
 def total(row: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(weight * value for weight, value in zip(weights, row, strict=True))
+    return sum(scored([weight * value for weight, value in zip(weights, row, strict=True)]))
 
 
 def normalized_sums(group: Rows, weights: Sequence[float]) -> list[float]:
@@ -34,7 +39,7 @@ def normalized_sums(group: Rows, weights: Sequence[float]) -> list[float]:
     sums = [0.0] * len(group)
     for weight, column in zip(weights, columns, strict=True):
         for number, value in enumerate(column):
-            sums[number] += weight * (value - mean(column)) / (deviation(column) + EPSILON)
+            sums[number] += sum(scored([weight * (value - mean(column)) / (deviation(column) + EPSILON)]))
     return sums
 
 

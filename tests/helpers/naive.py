@@ -316,7 +316,9 @@ class Naive:
             if not fitting:
                 continue
             entry = min(fitting, key=key.get(by, key["newest"]))
-            rows = self.injected(entry, slot, count)
+            with_both = [~np.isnan(rewards).all(axis=0) for rewards in (entry.rewards, self.rewards[slot])]
+            same_functions = self.setting("advantages") == "stored" or np.array_equal(*with_both)
+            rows = self.injected(entry, slot, count) if same_functions else []
             if rows and len(expected) < most and not self.would_be_dead(entry, slot, rows):
                 expected[slot] = rows
         if by == "uniform":
@@ -341,7 +343,7 @@ class Naive:
         if self.policy[2] == "normalize_then_sum":
             values = normalized_sums(mixed[among], self.weights)
         else:
-            values = (mixed[among] * self.weights).sum(axis=1)
+            values = np.nansum(mixed[among] * self.weights, axis=1)
         alike = self.setting("reward") and np.ptp(mixed[among, 0]) == 0
         return bool(alike or np.ptp(values) < 1e-3 or not trains[among].any())
 

@@ -175,7 +175,7 @@ def rewards_of(run, training, replay, edits):
     script = [[[None if one is None else one + least for one in group] for group in batch] for batch in script]
     if "reward_weights" not in training:
         return [script]
-    others = [[0.2, 0.0, 0.4, 0.0], DEAD, DEAD]
+    others = [[0.2, 0.0, 0.4, 0.0], DEAD, [None] * 4, [0.2, None, 0.0, 0.0]]
     return [script, [[chance.choice(others) for _ in range(3)] for _ in script]]
 
 

@@ -146,13 +146,13 @@ class Mixed:
         return Mixed(self.groups.take(slots), self.used, self.table, self.plan.take(slots), self.computed[slots])
 
     def lacks_a_function(self) -> Bools:
-        """Tell which rows' entries have no reward of a function that scored the fresh group, `(n, G)`: sums with and
-        without it have no baseline in common. A checkpoint's entries lack a function that is new."""
+        """Tell which rows' entries and fresh groups were not scored by the same functions, `(n, G)`: sums with and
+        without one have no baseline in common. A checkpoint's entries lack a function that is new."""
         stored = np.asarray(~np.isnan(self.table.row_rewards).all(axis=1))  # (entries, functions)
         fresh = np.asarray(~np.isnan(self.groups.rewards).all(axis=1))  # (n, functions)
         lacking = np.zeros(self.plan.entry.shape, bool)
         for function in np.flatnonzero(self.groups.reward_weights):
-            lacking |= self.of_entries(~stored[:, function]) & fresh[:, [function]]
+            lacking |= self.of_entries(stored[:, function]) != fresh[:, [function]]
         return lacking
 
     def as_groups(self, dead: Bools) -> Groups:
@@ -259,7 +259,7 @@ class Mixing:
         unknown = np.asarray(np.isnan(table.row_total).all(axis=1))  # scored by functions of another run
         silent = mixed.column("row_trains", np.ones(mixed.plan.entry.shape, bool)) == 0
         unfit: dict[str, Callable[[], Bools]] = {
-            "a stored row can't be mixed: its rewards are not known, or not of each function": (
+            "a stored row can't be mixed: its rewards are not known, or not of the functions that scored fresh ones": (
                 lambda: (mixed.of_entries(unknown) | mixed.lacks_a_function()) & anew
             ),
             f"{self._hooks.giver} chose a stored row that trains nothing: the fresh row stays": (
