@@ -158,8 +158,8 @@ def settings_of(chosen):
         replay["replay_unfilled"] = "keep"
     by_token = level == "token" or chosen["loss"] == "cispo"
     if chosen["correction"] in ("truncated", MASKED, PROXIMAL, TOPR_BY_TOKEN) and not by_token:
-        replay["replay_correction"] = "topr"
-    if chosen["correction"] == FAR and chosen["loss"] == "sapo":  # whose gate has no digits left at a ratio of 20
+        replay["replay_correction"] = FAR
+    if replay["replay_correction"] == FAR and chosen["loss"] == "sapo":  # whose gate has no digits at a ratio of 20
         replay["replay_correction"] = SHIFTED
     if "tokens" in training and (level == "sequence" or chosen["correction"] == "imitation"):
         replay["replay_correction"] = "ratio"

@@ -45,23 +45,6 @@ def test_a_kl_term_beyond_the_bound_is_dropped_and_one_within_it_stays():
     assert metrics_of(bounds.means) == {}, "counted since the last call"
 
 
-@pytest.mark.parametrize("sequence_level", [False, True])
-def test_a_ratio_that_was_moved_to_the_bound_is_not_beyond_it_by_rounding(sequence_level):
-    bounds = Bounds(LossForm(weighs_kl=True, sequence_level=sequence_level))
-    new = (-4 * torch.rand(1000, 1, generator=torch.Generator().manual_seed(0))).tolist()
-    tokens = rows(new)
-    moved = bounds(tokens, Corrected(tokens.logps - 3.5))
-    less_likely, more_likely = tokens.logps - 2, tokens.logps + 0.01
-    assert torch.equal(bounds.reference(tokens, moved.old_logps, less_likely, tokens.mask), less_likely)
-    assert torch.equal(bounds.reference(tokens, moved.old_logps, more_likely, tokens.mask), tokens.logps)
-
-
-def test_where_the_ratio_multiplies_the_kl_term_their_product_counts():
-    bounds = Bounds(LossForm(weighs_kl=True))
-    assert reference(bounds, -3.0, -4.5, -1.0) == -3.0, "e^2 times e^1.5"
-    assert reference(bounds, -3.0, -3.5, -1.0) == -1.0, "e^2 times e^0.5"
-
-
 NARROW = LossForm(sequence_level=True, clip_low=1 - 3e-4, clip_high=1 + 4e-4)
 
 
@@ -76,7 +59,3 @@ def test_a_rows_ratio_is_1_within_the_noise_and_untouched_beyond_it_where_the_cl
     seen = bounded(Bounds(form, noise=noise), new, old)
     expected = [new[0], new[1], old[2]] if form is NARROW else old
     assert torch.equal(torch.tensor(seen), torch.tensor(expected))
-
-
-def test_without_a_trial_nothing_is_noise():
-    assert bounded(Bounds(NARROW), [[-1.0]], [[-1.0001]]) == [[pytest.approx(-1.0001)]]

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from trl.trainer.utils import nanstd
 
-from trl_replay import compat
 from trl_replay.batch.groups import advantage_noise, bessel_std, blank, view, weighted_rewards
 from trl_replay.compat import RewardSetup
 
@@ -21,15 +19,6 @@ def shared(rows, advantages):
     columns["prompt"] = np.array(rows) * 10
     columns["lengths"], columns["trainable"], columns["items"] = (np.array(rows) + shift for shift in (1, 2, 3))
     return columns
-
-
-def test_advantages_are_trls_to_the_last_bit():
-    rewards = torch.rand(64, 1, generator=torch.Generator().manual_seed(0))
-    groups = rewards.view(-1, 8)
-    centered = groups - torch.nanmean(groups, dim=1, keepdim=True)
-    for scale, deviation in (("group", nanstd(groups, dim=1, keepdim=True)), ("batch", nanstd(rewards.view(-1)))):
-        own = (centered / (deviation + compat.STD_EPSILON)).flatten()
-        assert torch.equal(compat.advantages(rewards, setup(scale), 8), own)
 
 
 @pytest.mark.parametrize(("eighths", "dead"), [(0.9, True), (2.0, False)])
