@@ -164,8 +164,7 @@ class Naive:
             self.seen_at_live = self.seen
         self.trained.append(own.ravel())
         self.masked.append(masked.ravel())
-        failed = np.isnan(self.total)
-        self.failed.append((failed & ~failed.all(axis=1, keepdims=True)).ravel())
+        self.failed.append((~scored & scored.any(axis=1, keepdims=True)).ravel())
 
     def plugin_masks(self, update: int) -> bool:
         """Whether the plugin masks a row of each group; not where rows are mixed."""
@@ -252,11 +251,9 @@ class Naive:
             return (self.pass_rate or 0.0) < float(start[len("pass_rate(") : -1])
         is_early = update < self.session.trainer.state.max_steps // 4 and not self.has_begun
         few = 0 < self.counts["stored"] < min(self.setting("buffer_size", 64) // 4, 16)
-        sparse = self.live and self.live < 0.1 * max(self.seen, 40)
-        return bool(
-            is_early and few and sparse
-            and (self.seen - self.seen_at_live) * self.live <= 4 * max(self.seen_at_live, 40)
-        )  # fmt: skip
+        sparse = 0 < self.live < 0.1 * max(self.seen, 40)
+        still_come = (self.seen - self.seen_at_live) * self.live <= 4 * max(self.seen_at_live, 40)
+        return is_early and few and sparse and still_come
 
     def check_draws(self, update: int, generated: bool) -> None:
         """What was put into which slots is what had to be."""
