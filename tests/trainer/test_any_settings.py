@@ -153,7 +153,7 @@ def settings_of(chosen):
         replay.pop("replay_max_age", None)  # less than between two generations
     if "replay_advantages" in replay:
         by = {"top": "score", "uniform": "uniform"}.get(chosen["sampler"], "newest")
-        rows = max(chosen["rows"], 3) if replay["replay_advantages"] == "split" else chosen["rows"]
+        rows = max(chosen["rows"], 2) if replay["replay_advantages"] == "split" else chosen["rows"]
         replay |= {"replay_sampler": f"same_prompt(by={by!r})", "replay_mixer": f"inject(rows={rows})"}
     if replay.get("replay_kl") == "all_wrong":
         replay["replay_unfilled"] = "keep"
