@@ -244,11 +244,11 @@ class Naive:
 
     def waits(self, update: int) -> bool:
         """Whether nothing may be drawn yet (`replay_start`)."""
-        start = self.setting("start", 0)
+        start = self.setting("start")
         if not isinstance(start, str):
             return update < start
         if start != "adaptive":
-            return (self.pass_rate or 0.0) < float(start[len("pass_rate(") : -1])
+            return (self.pass_rate or 0.0) < float(start[10:-1])
         is_early = update < self.session.trainer.state.max_steps // 4 and not self.has_begun
         few = 0 < self.counts["stored"] < min(self.setting("buffer_size", 64) // 4, 16)
         sparse = 0 < self.live < 0.1 * max(self.seen, 40)

@@ -132,7 +132,7 @@ def bound(trainer: Any, row: Row, new: torch.Tensor) -> None:
     sums = trainer.args.loss_type == "vespo"
     by_token = trainer.args.importance_sampling_level == "token"
     logs = new - row.old
-    weighs_kl = bool(trainer.beta) and setting(trainer.args, "use_bias_correction_kl")
+    weighs_kl = trainer.beta and setting(trainer.args, "use_bias_correction_kl")
     bounded = logs.clamp(-20.0, LARGEST if (weighs_kl if sums else by_token) else 20.0)
     if not (by_token or sums):
         bounded = bounded - (bounded.mean() - LARGEST).clamp(min=0.0)

@@ -103,6 +103,13 @@ def test_41_shaped_advantages_that_are_equal_and_not_0_are_live_and_those_that_a
     assert counted(tmp_path, rewards, trainer_class=trainer_class) == (live.count(False) / 3, live.count(True))
 
 
+@pytest.mark.parametrize("settings", [{}, {"scale_rewards": "none"}, NORMALIZED])
+def test_a_plugin_that_scales_advantages_makes_none_of_rounding_errors(tmp_path, settings):
+    doubled = {"advantages": lambda groups: groups.advantages * 2}
+    rewards = [LIVE * 2, [0.7] * 8, [100.1] * 8]
+    assert counted(tmp_path, rewards, hooks=doubled, num_generations=8, **settings) == (2 / 3, 1)
+
+
 def test_162_a_plugin_that_gives_one_group_huge_advantages_leaves_the_others_live(tmp_path):
     def huge(groups):
         return groups.advantages * np.where(np.arange(len(groups)) == 0, 1e8, 0.5)[:, None]

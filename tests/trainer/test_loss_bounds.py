@@ -22,13 +22,10 @@ ALL = [*CORRECTIONS, MASKED, PROXIMAL, "per"]
 class Sharpen(TrainerCallback):
     """After the first update the policy becomes all but deterministic, as many updates would make it."""
 
-    def __init__(self, factor):
-        self.factor = factor
-
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 1:
             with torch.no_grad():
-                kwargs["model"].lm_head.weight.mul_(self.factor)
+                kwargs["model"].lm_head.weight.mul_(300.0)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +36,7 @@ class Sharpen(TrainerCallback):
 def test_37_a_policy_that_left_the_stored_tokens_behind_ruins_no_weight(tmp_path, settings):
     """The reference finds a replayed token e^88 times as likely as the policy does: exp(88) times a ratio of 0."""
     trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), max_steps=3, beta=0.04)
-    trainer.add_callback(Sharpen(300.0))
+    trainer.add_callback(Sharpen())
     session = trl_replay.attach(trainer, **settings)
     trainer.train()
     assert session.totals.counters["replaced"] > 0

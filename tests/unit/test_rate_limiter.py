@@ -42,14 +42,11 @@ ONE_OF_10, NONE_OF_10 = ONE_OF_16[:10], [DEAD] * 10
     ("batches", "stored", "slots"),
     [
         ([ONE_OF_16], 1, 0),
-        ([ONE_OF_16] * 9, 1, 0),
         ([ONE_OF_16], 15, 0),
         ([ONE_OF_16], 16, 16),  # a quarter of the buffer
         ([ONE_OF_10] * 7, 1, 16),  # one live group in ten is enough
         ([*[ONE_OF_10] * 6, NONE_OF_10], 1, 0),
-        ([[LIVE] * 3], 1, 0),  # of the few that were seen in the beginning four must be live
-        ([[LIVE] * 4], 1, 16),
-        ([[LIVE], [LIVE], [LIVE]], 1, 0),
+        ([[LIVE], [LIVE], [LIVE]], 1, 0),  # of the few that were seen in the beginning four must be live
         ([[LIVE], [LIVE], [LIVE] * 2], 1, 16),
         ([NONE_OF_16] * 9, 0, 16),  # no live group came
         ([ONE_OF_16], 0, 16),  # it is not stored yet

@@ -17,7 +17,7 @@ from ..buffer import Newcomer
 from ..buffer.replay_buffer import SOLVED
 from ..data.counters import Tally
 from ..data.plan import EMPTY, Plan
-from ..data.rewards import reward_noise
+from ..data.rewards import have_equal_rewards, reward_noise
 from ..data.table import Table
 from ..data.types import NONE, Batch, Bools, Floats, Groups, Ints
 from ..distributed.communicator import Admitted, Decision, SharedRows
@@ -68,31 +68,29 @@ class ScoredBatch:
         return replace(self, groups=replace(self.groups, dead=dead))
 
 
-def shaped(new_groups: Groups, given: Floats, batch: Groups | None = None) -> Groups:
+def shaped(new_groups: Groups, seen: Floats, given: Floats) -> Groups:
     """The fresh groups with a plugin's advantages.
 
     A group that was changed is dead if all of its rows that train have advantages next to 0: beside the batch's
-    largest, and where it was dead before, beside the batch's rewards, since a batch or a round may hold none that is
-    larger, and beside what TRL's rounding left of rows that the plugin left alone. A group that is dead by the
-    function that counts stays so, unless the plugin has given rows of several advantages, or of none, one of its own.
-    Masked rows stay masked.
+    largest, and where it was dead before, beside its rewards, since a batch or a round may hold none that is larger,
+    and beside what TRL's rounding left of rows that the plugin left alone. A group that is dead by the function that
+    counts stays so, unless the plugin has given rows of several advantages, or of none, one of its own. Masked rows
+    stay masked.
 
     Args:
         new_groups ([`Groups`]): As the trainer made them.
+        seen (`(n, G)`): Advantages that the plugin was shown; a row of which it changes none keeps the trainer's.
         given (`(n, G)`): Advantages; NaN for rows that train nothing.
-        batch ([`Groups`], *optional*): The fresh groups, where these are mixed ones.
     """
-    beside = [new_groups] if batch is None else [new_groups, batch]
-    left = given == new_groups.advantages
+    left = given == seen
     masked = np.isnan(given) | new_groups.masked
     rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
     advantages = np.where(left, new_groups.advantages, rounded)
     changed = replace(new_groups, advantages=advantages, masked=masked)
-    sizes = np.concatenate([advantages, *(groups.advantages for groups in beside[1:])])
-    least: Floats | float = least_size(sizes, new_groups.advantages[~new_groups.dead])
-    noise = max(reward_noise(groups.rewards, groups.reward_weights).max(initial=0.0) for groups in beside)
+    least: Floats | float = least_size(advantages, new_groups.advantages[~new_groups.dead])
+    noise = reward_noise(new_groups.rewards, new_groups.reward_weights)
     rounding = np.where(left & changed.trains, np.abs(new_groups.advantages), 0.0).max(axis=1)
-    least = np.where(new_groups.dead, np.maximum(max(least, noise), rounding), least)
+    least = np.where(new_groups.dead, np.maximum(np.maximum(least, noise), rounding), least)
     touched = (~left | masked).any(axis=1)
     dead = np.where(touched, teach_nothing(advantages, changed.trains, least), new_groups.dead)
     is_given = _have_one(advantages, changed.trains) & ~_have_one(new_groups.advantages, changed.trains)
@@ -210,13 +208,16 @@ class Mixing:
         self._settings = settings
         self._shapes = components.hooks.has_plugin_for("advantages") and not settings.config.replay_dry_run
 
-    def shape(self, groups: Groups, batch: Groups | None = None) -> Groups:
+    def shape(self, groups: Groups) -> Groups:
         """Let a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
-        were computed for mixed groups."""
+        were computed for mixed groups. It is shown 0 where dead groups have equal rewards, instead of rounding errors:
+        these are no advantages when they are scaled either."""
         if not self._shapes:
             return groups
-        given = self._hooks.advantages(groups, self._context())
-        return groups if given is None else shaped(groups, given, batch)
+        is_noise = groups.dead & have_equal_rewards(groups.rewards, groups.reward_weights)
+        seen = np.where(is_noise[:, None], 0.0, groups.advantages)
+        given = self._hooks.advantages(replace(groups, advantages=seen), self._context())
+        return groups if given is None else shaped(groups, seen, given)
 
     def mix(
         self, scored: ScoredBatch, slots: Ints, table: Table, drawn: Ints, most: int, tally: Tally
@@ -296,11 +297,11 @@ class Mixing:
         some = np.flatnonzero(mixed.computed)
         if len(some):
             anew = mixed.take(some)
-            dead[some] = self._compute_advantages(scored, anew)
+            dead[some] = self._compute_advantages(scored.formula, anew)
             plan.put(some, anew.plan)
         return dead
 
-    def _compute_advantages(self, scored: ScoredBatch, mixed: Mixed) -> Bools:
+    def _compute_advantages(self, formula: AdvantageFormula, mixed: Mixed) -> Bools:
         """Write advantages that are computed anew: over all rows of a group, or over stored and fresh ones apart,
         where a group is dead if its stored part is. Stored rows that are masked do not count; on fresh rows the hook
         decides again. Return which groups are dead then.
@@ -308,7 +309,7 @@ class Mixing:
         Raises:
             SeamError: Those of the batch are not what TRL's rules make of its rewards.
         """
-        plan, formula = mixed.plan, scored.formula
+        plan = mixed.plan
         setting = self._settings.config.replay_advantages
         if not formula.explains_batch:
             if self._settings.config.replay_dry_run:
@@ -336,11 +337,11 @@ class Mixing:
         computed = mixed.as_groups(dead)
         of_members = replace(computed, rewards=np.where((members & counted)[..., None], computed.rewards, np.nan))
         computed = replace(computed, dead=dead | of_members.alike)
-        groups = self.shape(computed, scored.groups)
+        groups = self.shape(computed)
         plan.advantages, plan.masked = groups.advantages.copy(), groups.masked.copy()
         if groups is not computed:  # a plugin has shaped rows of either kind
             judged = replace(of_members, dead=computed.dead, masked=groups.masked | ~members)
-            groups = shaped(judged, groups.advantages, scored.groups)
+            groups = shaped(judged, computed.advantages, groups.advantages)
         return groups.dead.copy()
 
 
