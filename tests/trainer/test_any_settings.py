@@ -79,7 +79,7 @@ AXES = {
     "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed"],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
     "other": [
-        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.614}, BONUS, {**BONUS, "top_entropy_quantile": 0.414},
+        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.614}, BONUS, {**BONUS, "top_entropy_quantile": 0.386},
         CONTROL, {"off_policy_mask_threshold": 0.02},
         {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
     ],
