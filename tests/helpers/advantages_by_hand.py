@@ -39,7 +39,8 @@ def normalized_sums(group: Rows, weights: Sequence[float]) -> list[float]:
     sums = [0.0] * len(group)
     for weight, column in zip(weights, columns, strict=True):
         for number, value in enumerate(column):
-            sums[number] += sum(scored([weight * (value - mean(column)) / (deviation(column) + EPSILON)]))
+            if not math.isnan(value):
+                sums[number] += weight * (value - mean(column)) / (deviation(column) + EPSILON)
     return sums
 
 

@@ -159,9 +159,9 @@ class Naive:
             rate = self.passes().sum() / scored.sum()
             self.pass_rate = rate if self.pass_rate is None else self.pass_rate * 31 / 32 + rate / 32
             self.seen += SLOTS
-        if scored.any() and not self.dead.all():
-            self.live += int((~self.dead).sum())
-            self.seen_at_live = self.seen
+            if not self.dead.all():
+                self.live += int((~self.dead).sum())
+                self.seen_at_live = self.seen
         self.trained.append(own.ravel())
         self.masked.append(masked.ravel())
         self.failed.append((~scored & scored.any(axis=1, keepdims=True)).ravel())
@@ -191,7 +191,7 @@ class Naive:
         new = [entry for entry in self.waiting if not solved[entry.slot]]
         self.waiting = []
         there = left + new
-        over = max(len(there) - self.setting("buffer_size", 64), 0)
+        over = max(len(there) - self.setting("buffer_size"), 0)
         held = set(self.session.buffer)
         if self.setting("evictor") == "reservoir":
             kept = [entry for entry in there if entry.serial in held]
@@ -248,9 +248,9 @@ class Naive:
         if not isinstance(start, str):
             return update < start
         if start != "adaptive":
-            return (self.pass_rate or 0.0) < float(start[10:-1])
+            return self.pass_rate < float(start[10:-1])
         is_early = update < self.session.trainer.state.max_steps // 4 and not self.has_begun
-        few = 0 < self.counts["stored"] < min(self.setting("buffer_size", 64) // 4, 16)
+        few = 0 < self.counts["stored"] < self.setting("buffer_size") // 4
         sparse = 0 < self.live < 0.1 * max(self.seen, 40)
         still_come = (self.seen - self.seen_at_live) * self.live <= 4 * max(self.seen_at_live, 40)
         return is_early and few and sparse and still_come
@@ -313,8 +313,8 @@ class Naive:
             if not fitting:
                 continue
             entry = min(fitting, key=key.get(by, key["newest"]))
-            with_both = [~np.isnan(rewards).all(axis=0) for rewards in (entry.rewards, self.rewards[slot])]
-            same_functions = self.setting("advantages") == "stored" or np.array_equal(*with_both)
+            scored_by = [~np.isnan(rewards).all(axis=0) for rewards in (entry.rewards, self.rewards[slot])]
+            same_functions = self.setting("advantages") == "stored" or np.array_equal(*scored_by)
             rows = self.injected(entry, slot, count) if same_functions else []
             if rows and len(expected) < most and not self.would_be_dead(entry, slot, rows):
                 expected[slot] = rows

@@ -30,9 +30,10 @@ RIGHT, MOST, FAILED = [1.0] * 4, [1.0, 1.0, 1.0, 0.0], [1.0, None, 0.75, 0.0]
 TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 ACCUMULATED = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
 SEVERAL = {"reward_weights": [1.0, 0.5]}
-BONUS, CONTROL = {}, {}
+BONUS, CONTROL, BOTH = {}, {}, {}
 if Version("1.10.0") <= TRL:
     BONUS = {"entropy_coef": 0.05}
+    BOTH = {**BONUS, "top_entropy_quantile": 0.386}
     CONTROL = {**BONUS, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
 ROWS = {"replay_selector": "always(share=1.0)"}
 AXES = {
@@ -79,7 +80,7 @@ AXES = {
     "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed"],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
     "other": [
-        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.614}, BONUS, {**BONUS, "top_entropy_quantile": 0.386},
+        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.614}, BONUS, BOTH,
         CONTROL, {"off_policy_mask_threshold": 0.02},
         {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
     ],

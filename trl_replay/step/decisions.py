@@ -79,7 +79,7 @@ def shaped(new_groups: Groups, seen: Floats, given: Floats) -> Groups:
 
     Args:
         new_groups ([`Groups`]): As the trainer made them.
-        seen (`(n, G)`): Advantages that the plugin was shown; a row of which it changes none keeps the trainer's.
+        seen (`(n, G)`): Advantages that the plugin was shown: a row to which it gives the same keeps the trainer's.
         given (`(n, G)`): Advantages; NaN for rows that train nothing.
     """
     left = given == seen
