@@ -614,13 +614,11 @@ class ReplayBuffer:
         """Take note of how generated groups went; return the prompts that are solved, whose entries leave. So do
         those that no limit will ever let through again."""
         policy, table = self.policy, self.table
-        prompts = NO_PROMPTS
         for new_groups in generated:
             passed = policy.success.passed(new_groups)
             policy.limiter.observe(new_groups, passed, known=policy.success.least is not None)
             tally.judge(new_groups, passed, policy.success)
-            if policy.retire_passes is not None:
-                prompts = np.append(prompts, new_groups.prompt[self._solved(passed)])
+        prompts = self.solved_prompts(generated)
         if len(prompts):
             left = self._store.forget(np.flatnonzero(np.isin(table.prompt, prompts)))
             tally.retire(left, "its prompt was solved (replay_retire_passes)")
@@ -632,12 +630,13 @@ class ReplayBuffer:
 
     def solved(self, groups: Groups) -> Bools:
         """Tell which groups solve their prompt: enough of their rows pass."""
-        return self._solved(self.policy.success.passed(groups))
-
-    def _solved(self, passed: Bools) -> Bools:
-        """The same of which rows, `(n, G)`, pass."""
         needed = self.policy.retire_passes
+        passed = self.policy.success.passed(groups)
         return np.zeros(len(passed), bool) if needed is None else np.asarray(passed.sum(axis=1) >= needed)
+
+    def solved_prompts(self, generated: Sequence[Groups]) -> Ints:
+        """Return the prompts that some of these groups solve."""
+        return np.concatenate([NO_PROMPTS, *(groups.prompt[self.solved(groups)] for groups in generated)])
 
     def extend(
         self,

@@ -555,7 +555,7 @@ class Decisions:
         live = ~scored.groups.dead
         seen = live if scored.logps_known else live & ~plan.stored.any(axis=1)
         tally.lost = int(live.sum() - seen.sum())
-        solved = self._buffer.solved(scored.groups)
+        solved = np.isin(scored.groups.prompt, self._buffer.solved_prompts(scored.generations))
         tally.refuse(int((seen & solved).sum()), SOLVED)
         return np.flatnonzero(seen & ~solved).tolist()
 
