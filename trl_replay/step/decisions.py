@@ -68,6 +68,13 @@ class ScoredBatch:
         return replace(self, groups=replace(self.groups, dead=dead))
 
 
+def shown(groups: Groups) -> Floats:
+    """Return the advantages that a plugin is shown: 0 where dead groups have equal rewards, instead of rounding
+    errors, which are no advantages when they are scaled either."""
+    is_noise = groups.dead & have_equal_rewards(groups.rewards, groups.reward_weights)
+    return np.where(is_noise[:, None], 0.0, groups.advantages)
+
+
 def shaped(new_groups: Groups, seen: Floats, given: Floats) -> Groups:
     """The fresh groups with a plugin's advantages.
 
@@ -93,15 +100,16 @@ def shaped(new_groups: Groups, seen: Floats, given: Floats) -> Groups:
     least = np.where(new_groups.dead, np.maximum(np.maximum(least, noise), rounding), least)
     touched = (~left | masked).any(axis=1)
     dead = np.where(touched, teach_nothing(advantages, changed.trains, least), new_groups.dead)
-    is_given = _have_one(advantages, changed.trains) & ~_have_one(new_groups.advantages, changed.trains)
+    had_one = _are_equal(seen, changed.trains) & ~teach_nothing(seen, changed.trains, least)
+    is_given = _are_equal(advantages, changed.trains) & ~had_one
     return replace(changed, dead=dead | (changed.alike & ~is_given))
 
 
-def _have_one(advantages: Floats, trains: Bools) -> Bools:
-    """Groups all of whose rows that train have the same advantage, and not 0, `(n,)`."""
+def _are_equal(advantages: Floats, trains: Bools) -> Bools:
+    """Groups all of whose rows that train have the same advantage, `(n,)`."""
     highest = np.where(trains, advantages, -np.inf).max(axis=1)
     lowest = np.where(trains, advantages, np.inf).min(axis=1)
-    return np.asarray((highest == lowest) & (highest != 0.0))
+    return np.asarray(highest == lowest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +218,10 @@ class Mixing:
 
     def shape(self, groups: Groups) -> Groups:
         """Let a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
-        were computed for mixed groups. It is shown 0 where dead groups have equal rewards, instead of rounding errors:
-        these are no advantages when they are scaled either."""
+        were computed for mixed groups."""
         if not self._shapes:
             return groups
-        is_noise = groups.dead & have_equal_rewards(groups.rewards, groups.reward_weights)
-        seen = np.where(is_noise[:, None], 0.0, groups.advantages)
+        seen = shown(groups)
         given = self._hooks.advantages(replace(groups, advantages=seen), self._context())
         return groups if given is None else shaped(groups, seen, given)
 
@@ -341,7 +347,7 @@ class Mixing:
         plan.advantages, plan.masked = groups.advantages.copy(), groups.masked.copy()
         if groups is not computed:  # a plugin has shaped rows of either kind
             judged = replace(of_members, dead=computed.dead, masked=groups.masked | ~members)
-            groups = shaped(judged, computed.advantages, groups.advantages)
+            groups = shaped(judged, shown(computed), groups.advantages)
         return groups.dead.copy()
 
 
