@@ -8,16 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import advantages_by_hand
 import numpy as np
-from advantages_by_hand import mixed_advantages, normalized_sums
-from replaying import Watch
+from generating import assert_same_row
+from replaying import Watch, original
 
+from trl_replay.base.validation import Named
 from trl_replay.session import Session
 
 SIZE, SLOTS = 4, 3
 COUNTED = (
     "stored", "replaced", "rows", "evicted", "retired", "iterated", "dead", "all_wrong", "all_right", "failed", "lost",
-    "excluded", "masked", "muted", "dead_after", "entries", "age",
+    "excluded", "masked", "muted", "dead_after", "entries", "age", "refilled", "generated",
 )  # fmt: skip
 ALWAYS = 10**9
 SCORES = {
@@ -36,13 +38,14 @@ def std(rewards: Any) -> float:
 def one_for_all(advantages: Any, trains: Any) -> Any:
     """Groups whose rows that train have the same advantage, and not 0."""
     most, least = np.where(trains, advantages, -9).max(axis=1), np.where(trains, advantages, 9).min(axis=1)
-    return (most == least) & (most != 0)
+    return (most == least) & (np.abs(most) > 1e-3)
 
 
 def shaped(advantages: Any, update: int) -> Any:
     """What a plugin makes of the advantages of three groups: at odd updates the second one is dead, and the third one
     never is."""
-    return advantages * np.array([[2.0], [1.0 - update % 2], [2.0]]) + np.array([[0.0], [0.0], [0.4]])
+    factors, added = np.array([[2.0, 0.0], [1.0 - update % 2, 0.0], [2.0, 0.4]])[: len(advantages)].T
+    return advantages * factors[:, None] + added[:, None]
 
 
 @dataclass
@@ -85,6 +88,10 @@ class Naive:
         self.failed = []  # per step, (rows,) those that no function has scored, which are masked once stored
         self.factors = []  # per step, (rows,) what the plugin multiplies advantages by in the plan
         self.counts = dict.fromkeys(COUNTED, 0)
+        self.calls = 0
+        self.scored = []  # per call of the reward functions, what scoring returned
+        to_cpu = session.step.judge.to_cpu
+        session.step.judge.to_cpu = lambda batch: to_cpu(self.scored.append(batch) or batch)
         self.pass_rate, self.seen, self.live, self.seen_at_live, self.has_begun = None, 0, 0, 0, False
         watch.after_step = self.advance
         watch.advantages = self.advantages
@@ -101,18 +108,11 @@ class Naive:
         """A batch was composed: for a generation batch, or for a further iteration."""
         watch, update = self.watch, self.watch.updates[-1]
         if generated:
-            number = min(len(self.trained) - watch.iterations, self.script.shape[1] - 1)
-            self.rewards = self.script[:, number].transpose(1, 2, 0)  # (slots, size, functions)
-            self.total = np.where(
-                np.isnan(self.rewards).all(2), np.nan, np.nansum(self.rewards * self.weights, axis=2)
-            )
-            if self.setting("reward"):
-                self.total = self.rewards[..., 0]
             self.look()
         else:
             for kept in (self.trained, self.masked, self.failed):
                 kept.append(kept[watch.generated])
-        solved = self.solved() if generated else np.zeros(SLOTS, bool)
+        solved = self.solved if generated else np.zeros(SLOTS, bool)
         self.settle(update, solved)
         self.check_draws(update, generated)
         self.check_table()
@@ -127,56 +127,90 @@ class Naive:
                 kept.append(kept[watch.generated])
 
     def look(self) -> None:
-        """Judges the fresh groups."""
-        before = self.watch.steps[-1][0]
-        advantages = before["advantages"].double().numpy().reshape(SLOTS * SIZE, -1)
-        mask = (before["completion_mask"] * before.get("tool_mask", 1)).numpy()
-        self.trains = mask.any(axis=1).reshape(SLOTS, SIZE)
+        """Judges the fresh groups, and those that are generated again in the slots of dead ones."""
+        self.solved = np.zeros(SLOTS, bool)  # prompts, which are those of the slots
+        held, again = self.judge([*range(SLOTS)]), Named.read(self.setting("refill", "same")).arguments
+        for _ in range(again.get("rounds", 0)):
+            slots = np.flatnonzero(held["dead"])
+            if not len(slots) or SLOTS - len(slots) >= again.get("until", 1.0) * SLOTS - 1e-9:
+                break
+            found = self.judge(slots)
+            live = ~found["dead"]
+            for name, values in found.items():
+                held[name][slots[live]] = values[live]
+            self.counts["refilled"] += int(live.sum())
+        if np.ptp(held["source"][..., 0]) and (self.policy[1] == "batch" or self.policy[2] == "normalize_then_sum"):
+            batch = held["rewards"].astype(np.float32).tolist()  # as they travel
+            advantages = np.array([advantages_by_hand.advantages(group, batch, *self.policy) for group in batch])
+            held |= self.shape(advantages, held["total"], held["trains"])
+        for row, (call, source) in enumerate(held["source"].reshape(-1, 2).tolist()):
+            found, scored = (
+                original(batch, of, self.watch.pad)
+                for batch, of in ((self.watch.steps[-1][0], row), (self.scored[call], source))
+            )
+            assert_same_row({**found, "advantage": scored["advantage"]}, scored)
+        for name in ("rewards", "total", "trains", "own", "dead"):
+            setattr(self, name, held[name])
+        for kept, name in ((self.trained, "own"), (self.masked, "masked"), (self.failed, "failed")):
+            kept.append(held[name].ravel())
+
+    def judge(self, slots: Any) -> dict[str, Any]:
+        """Counts what the next call of the reward functions gives for groups of these slots, and returns it by group,
+        with the calls and the rows of their batches."""
+        call, count = self.calls, len(slots)
+        batch, script = self.scored[call], self.script[:, min(call, self.script.shape[1] - 1)]
+        self.calls += 1
+        rewards = script[:, :count].transpose(1, 2, 0).copy()  # (slots, size, functions)
+        total = np.where(np.isnan(rewards).all(2), np.nan, np.nansum(rewards * self.weights, axis=2))
+        if self.setting("reward"):
+            total = rewards[..., 0]
+        advantages = batch["advantages"].double().numpy().reshape(count * SIZE, -1)
+        mask = (batch["completion_mask"] * batch.get("tool_mask", 1)).numpy()
+        trains = mask.any(axis=1).reshape(count, SIZE)
         if advantages.shape[1] == mask.shape[1] > 1:  # one a token: their mean size stands for them
             advantages = (np.abs(advantages) * mask).sum(axis=1) / np.maximum(mask.sum(axis=1), 1)
             self.watch.advantages = None
             self.as_trl = False
-        own = advantages.reshape(SLOTS, SIZE)
-        masked = np.zeros((SLOTS, SIZE), bool)
+        found = self.shape(advantages.reshape(count, SIZE), total, trains)
+        live, scored, passes = int((~found["dead"]).sum()), ~np.isnan(total), self.passes(total)
+        self.counts["generated"] += count
+        self.counts["dead"] += count - live
+        self.counts["all_wrong"] += int((scored.any(axis=1) & ~passes.any(axis=1)).sum())
+        self.counts["all_right"] += int((scored.any(axis=1) & (passes | ~scored).all(axis=1)).sum())
+        self.counts["failed"] += int((~scored).sum())
+        self.solved[slots] |= passes.sum(axis=1) >= self.setting("retire_passes", ALWAYS)
+        if scored.any():
+            rate = passes.sum() / scored.sum()
+            self.pass_rate = rate if self.pass_rate is None else self.pass_rate * 31 / 32 + rate / 32
+            self.seen += count
+            self.live += live
+            self.seen_at_live = self.seen if live else self.seen_at_live
+        source = np.stack([np.full(count * SIZE, call), np.arange(count * SIZE)], axis=1).reshape(count, SIZE, 2)
+        failed = ~scored & scored.any(axis=1, keepdims=True)
+        return {"rewards": rewards, "total": total, "trains": trains, "failed": failed, "source": source, **found}
+
+    def shape(self, advantages: Any, total: Any, trains: Any) -> dict[str, Any]:
+        """What the plugin makes of groups' advantages, which rows it masks, and which groups are dead then."""
+        own, masked = advantages, np.zeros(advantages.shape, bool)
         if self.plugin == "advantages":
             masked[:, -1] = self.plugin_masks(self.watch.updates[-1])
             own = np.where(masked, 0.0, shaped(own, self.watch.updates[-1]) if not self.setting("mixer") else own * 2)
-        trains = self.trains & ~masked
-        equal = self.as_trl & (np.ptp(own, axis=1) < 1e-3)
-        self.dead = equal | ~((np.abs(own) > 1e-3) & trains).any(axis=1)
+        trains = trains & ~masked
+        dead = (self.as_trl & (np.ptp(own, axis=1) < 1e-3)) | ~((np.abs(own) > 1e-3) & trains).any(axis=1)
         if self.setting("reward"):
-            alike = np.ptp(self.total, axis=1) == 0
+            alike = np.ptp(total, axis=1) == 0
             if self.plugin == "advantages":
-                alike &= ~one_for_all(own, trains) | one_for_all(advantages.reshape(SLOTS, SIZE), trains)
-            self.dead |= alike
-        self.own = own
-        self.counts["dead"] += int(self.dead.sum())
-        scored = ~np.isnan(self.total)
-        self.counts["all_wrong"] += int((scored.any(axis=1) & ~self.passes().any(axis=1)).sum())
-        self.counts["all_right"] += int((scored.any(axis=1) & (self.passes() | ~scored).all(axis=1)).sum())
-        self.counts["failed"] += int((~scored).sum())
-        if scored.any():
-            rate = self.passes().sum() / scored.sum()
-            self.pass_rate = rate if self.pass_rate is None else self.pass_rate * 31 / 32 + rate / 32
-            self.seen += SLOTS
-            if not self.dead.all():
-                self.live += int((~self.dead).sum())
-                self.seen_at_live = self.seen
-        self.trained.append(own.ravel())
-        self.masked.append(masked.ravel())
-        self.failed.append((~scored & scored.any(axis=1, keepdims=True)).ravel())
+                alike &= ~one_for_all(own, trains) | one_for_all(advantages, trains)
+            dead |= alike
+        return {"own": own, "masked": masked, "dead": dead}
 
     def plugin_masks(self, update: int) -> bool:
         """Whether the plugin masks a row of each group; not where rows are mixed."""
         return update % 2 == 1 and not self.setting("mixer")
 
-    def passes(self) -> Any:
+    def passes(self, total: Any) -> Any:
         """Which rows pass, `(slots, size)`."""
-        return self.total >= self.setting("pass_reward")
-
-    def solved(self) -> Any:
-        """Prompts, which are those of the slots, that the batch solves, `(slots,)`."""
-        return self.passes().sum(axis=1) >= self.setting("retire_passes", ALWAYS)
+        return total >= self.setting("pass_reward")
 
     def settle(self, update: int, solved: Any) -> None:
         """Entries leave whose prompt is solved or whose time is over, and the last batch's groups enter."""
@@ -240,7 +274,7 @@ class Naive:
     def is_all_wrong(self, slot: int) -> bool:
         """Tells whether it is a dead group in which no row passes, and some row was scored."""
         scored = ~np.isnan(self.total[slot])
-        return bool(self.dead[slot] and scored.any() and not self.passes()[slot].any())
+        return bool(self.dead[slot] and scored.any() and not self.passes(self.total)[slot].any())
 
     def waits(self, update: int) -> bool:
         """Whether nothing may be drawn yet (`replay_start`)."""
@@ -330,15 +364,16 @@ class Naive:
         return sorted((to, entry.serial, of) for to, of in taken)
 
     def would_be_dead(self, entry: Entry, slot: int, rows: list[tuple[int, int, int]]) -> bool:
-        mode = self.setting("advantages")
-        if mode == "stored":
-            return False
-        mixed, trains = self.rewards[slot].copy(), self.trains[slot].copy()
+        mode, born = self.setting("advantages"), self.watch.origin[entry.serial]
+        mixed, trains, own = self.rewards[slot].copy(), self.trains[slot].copy(), self.own[slot] * ~self.dead[slot]
         for to, _, of in rows:
             mixed[to], trains[to] = entry.rewards[of], entry.trains[of]
+            own[to] = self.trained[born[0]][born[1] * SIZE + of]
+        if mode == "stored":
+            return not (trains & (np.abs(own) > 1e-3)).any()
         among = [to for to, _, _ in rows] if mode == "split" else range(SIZE)
         if self.policy[2] == "normalize_then_sum":
-            values = normalized_sums(mixed[among], self.weights)
+            values = advantages_by_hand.normalized_sums(mixed[among], self.weights)
         else:
             values = np.nansum(mixed[among] * self.weights, axis=1)
         alike = self.setting("reward") and np.ptp(mixed[among, 0]) == 0
@@ -395,7 +430,7 @@ class Naive:
         """`(rows,)`: those of a composed batch."""
         watch, mode = self.watch, self.setting("advantages")
         if self.setting("mixer"):
-            found = mixed_advantages(watch, step, mode, *self.policy).numpy() * (
+            found = advantages_by_hand.mixed_advantages(watch, step, mode, *self.policy).numpy() * (
                 2 if self.plugin == "advantages" else 1
             )
         else:

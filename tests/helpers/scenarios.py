@@ -17,11 +17,10 @@ from advantages_by_hand import mixed_advantages
 from corrected import FAR, MASKED, SHIFTED
 from credit import Credit
 from generating import PROMPTS, Coins, check_rounds
-from idle import LAYOUTS
 from methods import EVERY_GROUP, INJECTED, MOST
 from methods import SCRIPT as LIVELY
 from replaying import build, check_batches, check_losses, loadable_model, watched
-from support import DEAD, HALF, LIVE, Act, Rewards, logged, masked_rollout, plugin, record, replayed, truncating
+from support import DEAD, HALF, LIVE, Act, Rewards, logged, plugin, record, replayed, truncating
 
 import trl_replay
 from trl_replay.base.validation import Named
@@ -166,23 +165,9 @@ KL: dict[str, Any] = {
     "all_wrong": lambda replayed, wrong: wrong and not replayed,
 }
 """Of a row: is it replayed, is its group all wrong; does its KL term count."""
-
-
-OF_ROUNDS: dict[str, dict[str, Any]] = {
-    **LAYOUTS,
-    "thirds of a batch": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3},
-    "truncated completions masked": {"mask_truncated_completions": True},
-    "padded to multiples": {"pad_to_multiple_of": 8},
-    "a rollout function": {"rollout": masked_rollout},
-}
-GENERATED_AGAIN = {
-    f"generated again, {name}": Scenario(
-        {**layout, "max_steps": 6, "rows": [{"prompt": prompt} for prompt in PROMPTS]},
-        {**REFILLED, "replay_buffer_size": 0},
-    )
-    for name, layout in OF_ROUNDS.items()
-}  # fmt: skip
-SCENARIOS = {**COMBINATIONS, **GENERATED_AGAIN}
+GENERATED_AGAIN = Scenario(
+    {"max_steps": 6, "rows": [{"prompt": prompt} for prompt in PROMPTS]}, {**REFILLED, "replay_buffer_size": 0}
+)
 
 
 def gate(replay: dict[str, Any], level: str) -> Callable[..., torch.Tensor]:
@@ -236,7 +221,7 @@ def follow(folder: Any, name: str | Scenario, make: Callable[..., Any] = build, 
         make: Makes the trainer: `build`, or as it.
         settings: Of the trainer, on top of the scenario's.
     """
-    case = SCENARIOS[name] if isinstance(name, str) else name
+    case = COMBINATIONS[name] if isinstance(name, str) else name
     rewards = rewards_of(case)
     trainer = made(folder, {**case.training, **settings}, rewards, make)
     trainer.alone = isinstance(name, str) and name in COMBINATIONS

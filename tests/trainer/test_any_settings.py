@@ -77,10 +77,11 @@ AXES = {
     "saved": [{}, {"save_strategy": "steps", "save_steps": 6}],
     "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
     "rewards": [0.0, 0.0, 100.1],
+    "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, {"replay_refill": "same(rounds=1)"}],
     "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed"],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
     "other": [
-        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.614}, BONUS, BOTH,
+        {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.55}, BONUS, BOTH,
         CONTROL, {"off_policy_mask_threshold": 0.02},
         {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
     ],
@@ -121,6 +122,7 @@ def settings_of(chosen):
     }  # fmt: skip
     replay = {
         **chosen["kind"], **chosen["weight"], **chosen["age"], **chosen["uses"], **chosen["solved"], **chosen["beta"],
+        **chosen["refill"],
         **(chosen["counting"] if "reward_weights" in chosen["functions"] else {}),
         **{f"replay_{name}": chosen[name] for name in SINGLE},
         "replay_buffer_size": chosen["size"], "replay_max_fraction": chosen["fraction"], "replay_pass_reward": 0.5,
@@ -158,6 +160,8 @@ def settings_of(chosen):
         replay |= {"replay_sampler": f"same_prompt(by={by!r})", "replay_mixer": f"inject(rows={rows})"}
     if replay.get("replay_kl") == "all_wrong":
         replay["replay_unfilled"] = "keep"
+    if replay.get("replay_kl") == "all_wrong" or ("tokens" in training and chosen["scale"] == "batch"):
+        replay.pop("replay_refill", None)
     by_token = level == "token" or chosen["loss"] == "cispo"
     if chosen["correction"] in ("truncated", MASKED, PROXIMAL, TOPR_BY_TOKEN) and not by_token:
         replay["replay_correction"] = FAR
@@ -172,8 +176,10 @@ def rewards_of(run, training, replay, edits):
     """A script for each function."""
     chance, least = random.Random(run), replay["replay_pass_reward"] - 0.5
     groups = [DEAD, DEAD, DEAD, LIVE, HALF, RIGHT, MOST]
-    groups += [] if {"replay_mixer", "replay_reward"} & replay.keys() or edits else [FAILED, [None] * 4]
-    script = [[LIVE, HALF, HALF], *([chance.choice(groups) for _ in range(3)] for _ in range(7))]
+    groups += (
+        [] if {"replay_mixer", "replay_reward", "replay_refill"} & replay.keys() or edits else [FAILED, [None] * 4]
+    )
+    script = [[LIVE, HALF, HALF], *([chance.choice(groups) for _ in range(3)] for _ in range(21))]
     script = [[[None if one is None else one + least for one in group] for group in batch] for batch in script]
     if "reward_weights" not in training:
         return [script]
@@ -234,6 +240,15 @@ def is_no_wider_than_needed(before, after, pad, multiple):
         assert grown in (before[key].size(1), math.ceil(held / multiple) * multiple)
 
 
+class Some(Rewards):
+    """Gives a round of a batch as many groups as it has."""
+
+    def __call__(self, completions, **kwargs):
+        batch = self.batches[min(self.calls, len(self.batches) - 1)]
+        self.calls += 1
+        return [reward for group in batch for reward in group][: len(completions)]
+
+
 class ReadBack(transformers.TrainerCallback):
     """Goes on with what a checkpoint keeps, for which the last candidates have settled."""
 
@@ -256,7 +271,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any
     training, replay, edits = settings_of(covering(AXES, RUNS)[run])
     script = rewards_of(run, training, replay, edits)
     names = ["scripted", "other"][: len(script)]
-    functions = [Rewards(*batches, name=name) for batches, name in zip(script, names, strict=True)]
+    functions = [Some(*batches, name=name) for batches, name in zip(script, names, strict=True)]
     trainer = made(tmp_path, training, functions)
     trainer.correction = replay["replay_correction"]
     trainer.gate = gate(replay, training["importance_sampling_level"])
@@ -283,4 +298,4 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any
     naive.finish()
     if edits:
         assert session.buffer.table.mine.tolist() == session.buffer.table.serial.tolist()
-    assert naive.counts["replaced"] + naive.counts["iterated"] > 0
+    assert naive.counts["replaced"] + naive.counts["iterated"] + naive.counts["refilled"] > 0
