@@ -148,8 +148,8 @@ def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> torch.Ten
     loss = token_losses(args, kind, ratio, log_ratio, weights, row)
     if args.off_policy_mask_threshold is not None:
         sampler = old if row.sampling is None else row.sampling.double()
-        sampler = torch.where(sampler.isnan(), old, sampler)  # vLLM could not tell: as the policy of that time
-        is_near = (sampler - new.detach()).mean() <= args.off_policy_mask_threshold
+        drift = torch.nan_to_num(sampler - new.detach(), nan=0.0)  # vLLM could not tell
+        is_near = drift.mean() <= args.off_policy_mask_threshold
         loss = torch.where((torch.as_tensor(row.advantage) >= 0) | is_near, loss, 0.0)
     loss = loss * keep
     if row.sampler_ratio is not None and kind != "vespo":

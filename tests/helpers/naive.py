@@ -82,7 +82,7 @@ class Naive:
         self.policy = trainer.reward_weights.tolist(), trainer.scale_rewards, trainer.multi_objective_aggregation
         self.replay = replay
         self.as_trl = plugin != "advantages"  # advantages are those of TRL's rule
-        self.entries, self.waiting = [], []
+        self.entries, self.waiting = [], None  # which is a list once a batch was collected
         self.trained = []  # per step, (rows,) advantages of the fresh rows as the plugin left them
         self.masked = []  # per step, (rows,) fresh rows that the plugin masks
         self.failed = []  # per step, (rows,) those that no function has scored, which are masked once stored
@@ -222,8 +222,8 @@ class Naive:
             if update - entry.update <= self.setting("max_age", ALWAYS)
             and entry.uses < self.setting("max_uses", ALWAYS)
         ]
-        new = [entry for entry in self.waiting if not solved[entry.slot]]
-        self.waiting = []
+        new = [entry for entry in self.waiting or [] if not solved[entry.slot]]
+        self.waiting = None
         there = left + new
         over = max(len(there) - self.setting("buffer_size"), 0)
         held = set(self.session.buffer)
@@ -393,6 +393,7 @@ class Naive:
         self.same("groups to be stored are", [watch.origin[serial][1] for serial in serials], slots)
         score = SCORES[self.setting("scorer", "advantage_std")]
         out = (self.masked[-1] | self.failed[-1]).reshape(SLOTS, SIZE)
+        self.waiting = []
         for serial, slot in zip(serials, slots, strict=True):
             total, trains = self.total[slot], self.trains[slot] & ~out[slot]
             value = float(score(total, self.own[slot], update))

@@ -99,7 +99,8 @@ class Checked(Spy):
             row.old, row.weights = weights_by_hand(self.correction, new, behavior, row.advantage, proximal)
             if self.correction in SHIFTS:
                 row.advantage = row.advantage + SHIFTS[self.correction](new - behavior)
-            row.sampling = behavior if row.sampling is None else row.sampling
+            told = behavior if row.sampling is None else row.sampling
+            row.sampling = torch.where(told.isnan(), behavior, told)  # where vLLM could not tell
             bound(self, row, new)
             if self.gate is not None:
                 row.weights = self.gate(new, behavior, row.old, row.weights)

@@ -19,7 +19,9 @@ from credit import Credit
 from generating import PROMPTS, Coins, check_rounds
 from methods import EVERY_GROUP, INJECTED, MOST
 from methods import SCRIPT as LIVELY
+from releases import CLIPPED_RATIOS
 from replaying import build, check_batches, check_losses, loadable_model, watched
+from sampling import LENGTHS, StandIn
 from support import DEAD, HALF, LIVE, Act, Rewards, logged, plugin, record, replayed, truncating
 
 import trl_replay
@@ -201,7 +203,13 @@ def made(folder: Any, settings: dict[str, Any], rewards: Any, make: Callable[...
         arguments["rollout_func"] = settings.pop("rollout")
     if settings.pop("tokens", False):
         settings["trainer_class"] = Credit
-    return make(folder, rewards, arguments=arguments, **settings)
+    sampled = settings.pop("sampled", "")
+    if sampled:
+        settings |= {"vllm_importance_sampling_mode": sampled, "max_completion_length": 6, **CLIPPED_RATIOS}
+    trainer = make(folder, rewards, arguments=arguments, **settings)
+    if sampled:
+        StandIn(trainer, LENGTHS)
+    return trainer
 
 
 def rewards_of(case: Scenario) -> Any:

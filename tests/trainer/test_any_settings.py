@@ -55,7 +55,10 @@ AXES = {
     ],
     "scale": ["group", "batch", "none"],
     "functions": [{}, {}, SEVERAL, {**SEVERAL, "multi_objective_aggregation": "normalize_then_sum"}],
-    "completions": [{}, {}, {"truncating": True}, {"rollout": masked_rollout}],
+    "completions": [
+        {}, {}, {"truncating": True}, {"rollout": masked_rollout},
+        {"sampled": "token_truncate"}, {"sampled": "sequence_mask"},
+    ],
     "correction": [
         "ratio", "truncated", "topr", "imitation", "sequence_mask", "none", MASKED, PROXIMAL, SHIFTED, FAR,
         TOPR_BY_TOKEN,
@@ -258,7 +261,7 @@ class ReadBack(transformers.TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if state.global_step % args.save_steps:
             return  # training ends in the midst of a generation batch, and its groups are in no checkpoint
-        if self.naive.waiting:
+        if self.naive.waiting is not None:
             self.naive.finish()
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         saving.load(self.session, self.session.trainer, nullcontext, str(folder))

@@ -111,21 +111,6 @@ def test_143_a_checkpoint_with_ratios_of_the_same_shape_is_taken(tmp_path):
     train(sampled(tmp_path, "token_mask", [DEAD] * 3, **SAVING), resume=str(tmp_path / "checkpoint-2"))
 
 
-@pytest.mark.parametrize("loss_type", ["vespo", "grpo", "cispo"])
-def test_vllm_ratios_are_right_under_other_losses(tmp_path, loss_type):
-    replay(sampled(tmp_path, "token_truncate", loss_type=loss_type))
-
-
-def test_15_and_19_the_off_policy_mask_takes_the_stored_sampling_log_probs(tmp_path):
-    trainer = build(tmp_path, Rewards(*SCRIPT), off_policy_mask_threshold=0.02, learning_rate=3e-2, max_steps=6)
-    StandIn(trainer, [5, 2, 4, 1, 3])
-    _, watch = replay(trainer)
-    for number, slots in enumerate(watch.slots):
-        for slot, _ in slots:
-            stored = watch.steps[number][1]["sampling_per_token_logps"][slot * 4 : slot * 4 + 4]
-            assert bool(stored.isfinite().all()), "what vLLM could not score was filled at admission"
-
-
 def test_vllm_without_its_correction_is_replayed_with_the_taps_log_probs(tmp_path):
     trainer = build(tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_correction=False)
     StandIn(trainer, [5, 2, 4, 1, 3])
