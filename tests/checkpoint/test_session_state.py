@@ -20,7 +20,7 @@ from resuming import (
     state,
     train,
 )
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Rewards, plugin
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -135,6 +135,17 @@ def test_51_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(
     assert set(whole["columns"]["seen"]) != {-1.0}
     assert (other.batches, counting.calls) == (plugin.batches, sampler.calls)
     assert [folder.name for folder in other.folders] == ["one two"], "a folder of its own"
+
+
+def test_a_column_that_nothing_has_added_before_training_resumes_is_told(tmp_path):
+    def add(table, rows, groups, context):
+        if "seen" not in table.names:
+            table.add_column("seen")
+
+    with plugin(admitted=add) as names:
+        train(tmp_path, replay_plugins=names, max_steps=6)
+        with pytest.warns(UserWarning, match="lose their columns seen: add them in trl_replay_attached, to resume"):
+            train(tmp_path, replay_plugins=names, resume=last(tmp_path))
 
 
 def other_tokenizer(folder):

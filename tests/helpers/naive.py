@@ -132,7 +132,7 @@ class Naive:
         held, again = self.judge([*range(SLOTS)]), Named.read(self.setting("refill", "same")).arguments
         for _ in range(again.get("rounds", 0)):
             slots = np.flatnonzero(held["dead"])
-            if not len(slots) or SLOTS - len(slots) >= again.get("until", 1.0) * SLOTS - 1e-9:
+            if SLOTS - len(slots) >= again.get("until", 1.0) * SLOTS - 1e-9:
                 break
             found = self.judge(slots)
             live = ~found["dead"]

@@ -243,15 +243,6 @@ def is_no_wider_than_needed(before, after, pad, multiple):
         assert grown in (before[key].size(1), math.ceil(held / multiple) * multiple)
 
 
-class Some(Rewards):
-    """Gives a round of a batch as many groups as it has."""
-
-    def __call__(self, completions, **kwargs):
-        batch = self.batches[min(self.calls, len(self.batches) - 1)]
-        self.calls += 1
-        return [reward for group in batch for reward in group][: len(completions)]
-
-
 class ReadBack(transformers.TrainerCallback):
     """Goes on with what a checkpoint keeps, for which the last candidates have settled."""
 
@@ -274,7 +265,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any
     training, replay, edits = settings_of(covering(AXES, RUNS)[run])
     script = rewards_of(run, training, replay, edits)
     names = ["scripted", "other"][: len(script)]
-    functions = [Some(*batches, name=name) for batches, name in zip(script, names, strict=True)]
+    functions = [Rewards(*batches, name=name) for batches, name in zip(script, names, strict=True)]
     trainer = made(tmp_path, training, functions)
     trainer.correction = replay["replay_correction"]
     trainer.gate = gate(replay, training["importance_sampling_level"])

@@ -137,10 +137,9 @@ def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path):
 # groups that are generated again
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
-def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update(tmp_path, mode):
+def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update(tmp_path):
     coins = Coins(0.5)
-    trainer = sampled(tmp_path, mode, rewards=coins, rows=[{"prompt": prompt} for prompt in PROMPTS])
+    trainer = sampled(tmp_path, "sequence_mask", rewards=coins, rows=[{"prompt": prompt} for prompt in PROMPTS])
     generation = trainer.vllm_generation
     _, session, watch = watched(trainer, coins, 2, replay_buffer_size=0)
     assert generation.syncs == len(watch.steps)

@@ -207,6 +207,9 @@ class RankPart:
         self._buffer.score_by(rule, changes, tally, tells=self._rank == 0)
         self._buffer.totals.add(tally, batches=0)
         self._forget_gone(gone)
+        absent = sorted(mine.columns.keys() - self._buffer.table.names)
+        if absent:
+            self._tell(f"Entries lose their columns {', '.join(absent)}: add them in trl_replay_attached, to resume.")
         written = files.rank_folder(folder, mine.rank)
         self._components.hooks.load(self._session, written / files.PLUGINS)
 
