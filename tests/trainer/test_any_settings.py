@@ -137,7 +137,9 @@ def settings_of(chosen):
     if chosen["loss"] == "luspo" and Version("1.14.0") > TRL:  # its mean held padding, where a term has all tokens
         training["beta"] = 0.0
         replay.pop("replay_kl", None)
-        training = {key: value for key, value in training.items() if key not in ("tokens", "top_entropy_quantile")}
+        training = {
+            key: value for key, value in training.items() if key not in ("tokens", "top_entropy_quantile", "sampled")
+        }
     if chosen["completions"]:
         training.pop("top_entropy_quantile", None)  # several tokens have the same entropy
     if "tokens" in training:
