@@ -128,7 +128,8 @@ def settings_of(chosen):
         **chosen["refill"],
         **(chosen["counting"] if "reward_weights" in chosen["functions"] else {}),
         **{f"replay_{name}": chosen[name] for name in SINGLE},
-        "replay_buffer_size": chosen["size"], "replay_max_fraction": chosen["fraction"], "replay_pass_reward": 0.5,
+        "replay_buffer_size": 64 if chosen["start"] == "adaptive" else chosen["size"],
+        "replay_max_fraction": chosen["fraction"], "replay_pass_reward": 0.5,
     }  # fmt: skip
     edits = chosen["plugin"]
     replay["replay_pass_reward"] += chosen["rewards"]

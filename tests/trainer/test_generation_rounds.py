@@ -74,7 +74,6 @@ def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_a
             new += coins.prompts[number]
     assert len(new) > 14
     assert max(Counter(new[:9]).values()) == 1
-    assert session.prompts is not None
     assert len(session.prompts) == 12
 
 
