@@ -90,5 +90,5 @@ def test_what_it_says_of_examples_is_what_these_printed():
     page, readme = (ROOT / "examples" / "README.md").read_text(), " ".join(README.split())
     ends = {arm: re.findall(rf"^seed \d {arm} .* (\d+)$", page, re.MULTILINE) for arm in ("stock", "preset")}
     stock, preset = (median(map(int, ends[arm])) for arm in ("stock", "preset"))
-    assert f"(50 CPU minutes a seed, other learning rates): stock 0.{stock}, preset 0.{preset}." in readme
+    assert f"(other learning rates): stock 0.{stock}, preset 0.{preset}." in readme
     assert f"at the end, {stock} % right with stock, {preset} % with the preset (medians of 3 seeds)" in page
