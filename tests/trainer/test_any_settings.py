@@ -57,7 +57,7 @@ AXES = {
     "functions": [{}, {}, SEVERAL, {**SEVERAL, "multi_objective_aggregation": "normalize_then_sum"}],
     "completions": [
         {}, {}, {"truncating": True}, {"rollout": masked_rollout},
-        {"sampled": "token_truncate"}, {"sampled": "sequence_mask"},
+        {"sampled": "token_truncate"}, {"sampled": "sequence_mask", "off_policy_mask_threshold": 0.02},
     ],
     "correction": [
         "ratio", "truncated", "topr", "imitation", "sequence_mask", "none", MASKED, PROXIMAL, SHIFTED, FAR,
@@ -262,7 +262,7 @@ class ReadBack(transformers.TrainerCallback):
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_21_and_27_and_32_and_35_any_settings_train_right_by_hand(
+def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_27_and_32_and_35_any_settings_train_right_by_hand(
     tmp_path, run
 ):
     training, replay, edits = settings_of(covering(AXES, RUNS)[run])
