@@ -631,8 +631,9 @@ class ReplayBuffer:
     def solved(self, groups: Groups) -> Bools:
         """Tell which groups solve their prompt: enough of their rows pass."""
         needed = self.policy.retire_passes
-        passed = self.policy.success.passed(groups)
-        return np.zeros(len(passed), bool) if needed is None else np.asarray(passed.sum(axis=1) >= needed)
+        if needed is None:
+            return np.zeros(len(groups), bool)
+        return np.asarray(self.policy.success.passed(groups).sum(axis=1) >= needed)
 
     def solved_prompts(self, generated: Sequence[Groups]) -> Ints:
         """Return the prompts that some of these groups solve."""
