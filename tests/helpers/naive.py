@@ -6,10 +6,12 @@ No decision of the product is read but the draws of a strategy that draws at ran
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import advantages_by_hand
 import numpy as np
+import pytest
 from generating import assert_same_row
 from replaying import Watch, original
 
@@ -18,9 +20,13 @@ from trl_replay.session import Session
 
 SIZE, SLOTS = 4, 3
 COUNTED = (
-    "stored", "replaced", "rows", "evicted", "retired", "iterated", "dead", "all_wrong", "all_right", "failed", "lost",
-    "excluded", "masked", "muted", "dead_after", "entries", "age", "refilled", "generated",
+    "stored", "replaced", "rows", "evicted", "retired", "refused", "iterated", "dead", "all_wrong", "all_right",
+    "failed", "lost", "excluded", "masked", "muted", "dead_after", "entries", "age", "uses", "score", "refilled",
+    "generated", "groups", "at_lowest", "at_highest", "untrained",
 )  # fmt: skip
+SUMMED = ("stored", "evicted", "refused", "retired", "failed_rows", "lost")
+LATEST = ("size", "tasks", "rollouts", "replay_ratio")
+"""Keys of which a log entry has the sum of its batches, and the last value."""
 ALWAYS = 10**9
 SCORES = {
     "advantage_std": lambda rewards, advantages, update: np.abs(advantages).sum() * std(rewards),
@@ -32,7 +38,8 @@ SCORES = {
 
 
 def std(rewards: Any) -> float:
-    return float(np.std(rewards[~np.isnan(rewards)], ddof=1))
+    scored = rewards[~np.isnan(rewards)]
+    return float(np.std(scored, ddof=1)) if len(scored) > 1 else 0.0
 
 
 def one_for_all(advantages: Any, trains: Any) -> Any:
@@ -53,7 +60,7 @@ class Entry:
     """A stored group; rewards of each row by each function, and the one that counts."""
 
     serial: int
-    slot: int
+    prompt: int
     update: int
     rewards: Any
     total: Any
@@ -72,15 +79,21 @@ class Naive:
         script: Rewards of each function, batch by batch.
         replay: The settings of replay.
         plugin: What it edits: "advantages", "plan", or nothing.
+        turns: The batches until the first one's prompts come again.
     """
 
-    def __init__(self, session: Session, watch: Watch, script: Any, replay: dict[str, Any], plugin: str = "") -> None:
+    def __init__(
+        self, session: Session, watch: Watch, script: Any, replay: dict[str, Any], plugin: str = "", turns: int = 1
+    ) -> None:
         self.session, self.watch, self.plugin = session, watch, plugin
         self.script = np.array(script, float)  # (functions, batches, slots, size)
         trainer = session.trainer
         self.weights = trainer.reward_weights.double().numpy()
         self.policy = trainer.reward_weights.tolist(), trainer.scale_rewards, trainer.multi_objective_aggregation
         self.replay = replay
+        self.refill = Named.read(replay["replay_refill"]).arguments if "replay_refill" in replay else {}
+        self.turns = cycle(np.arange(SLOTS * turns).reshape(turns, SLOTS))
+        self.prompts, self.solved = [], set()  # of the last batch that was generated
         self.as_trl = plugin != "advantages"  # advantages are those of TRL's rule
         self.entries, self.waiting = [], None  # which is a list once a batch was collected
         self.trained = []  # per step, (rows,) advantages of the fresh rows as the plugin left them
@@ -88,14 +101,16 @@ class Naive:
         self.failed = []  # per step, (rows,) those that no function has scored, which are masked once stored
         self.factors = []  # per step, (rows,) what the plugin multiplies advantages by in the plan
         self.counts = dict.fromkeys(COUNTED, 0)
-        self.calls = 0
+        self.told, self.logged = dict(self.counts), {}  # when last logged; by update, what each batch adds to the log
+        self.lowest, self.highest = np.inf, -np.inf  # of all rewards
+        self.calls = self.batches = self.rounds = 0
         self.scored = []  # per call of the reward functions, what scoring returned
         to_cpu = session.step.judge.to_cpu
         session.step.judge.to_cpu = lambda batch: to_cpu(self.scored.append(batch) or batch)
         self.pass_rate, self.seen, self.live, self.seen_at_live, self.has_begun = None, 0, 0, 0, False
         watch.after_step = self.advance
         watch.advantages = self.advantages
-        watch.is_all_wrong = lambda row: self.is_all_wrong(row // SIZE)
+        watch.is_all_wrong = lambda row: not self.is_redrawn and self.is_all_wrong(row // SIZE)
         watch.without_kl = {*range(0, SLOTS * SIZE, SIZE)} if plugin == "plan" else set()
 
     def same(self, what: str, found: Any, expected: Any) -> None:
@@ -112,12 +127,12 @@ class Naive:
         else:
             for kept in (self.trained, self.masked, self.failed):
                 kept.append(kept[watch.generated])
-        solved = self.solved if generated else np.zeros(SLOTS, bool)
-        self.settle(update, solved)
+        self.settle(update, self.solved if generated else set())
         self.check_draws(update, generated)
+        self.is_redrawn = not generated and bool(self.drawn)
         self.check_table()
         if generated:
-            self.collect(update, solved)
+            self.collect(update)
         if generated or self.drawn:
             watch.out.append(self.flags(update, generated))
             halved = [self.plugin == "plan" and (generated or slot in self.filled) for slot in range(SLOTS)]
@@ -125,16 +140,70 @@ class Naive:
         else:
             for kept in (watch.out, self.factors):
                 kept.append(kept[watch.generated])
+        self.logged.setdefault(update, []).append(self.log(update, generated))
+
+    def log(self, update: int, generated: bool) -> dict[str, float]:
+        """What a batch adds to the log, by key."""
+        if not generated:
+            return {"redrawn_fraction": len(self.filled) / SLOTS} if self.setting("iterations") else {}
+        now = {name: count - self.told[name] for name, count in self.counts.items()}
+        self.told = dict(self.counts)
+        rows, self.batches = SLOTS * SIZE, self.batches + 1
+        of_groups = {"dead_fraction_after": "dead_after", "replaced_fraction": "replaced"}
+        of_rows = {"replaced_rows_fraction": "rows", "masked_rows_fraction": "muted"}
+        of_generated = ("dead", "all_wrong", "all_right", "untrained")
+        found = {
+            **{key: now[name] / SLOTS for key, name in of_groups.items()},
+            **{key: now[name] / rows for key, name in of_rows.items()},
+            **{f"{name}_fraction": now[name] / now["generated"] for name in of_generated},
+            **{f"{name}_fraction": now[f"at_{name}"] / now["generated"] for name in ("lowest", "highest")},
+            **{name: now[name] for name in ("stored", "evicted", "retired", "refused", "lost")},
+            **{f"{name}_mean": now[name] / now["entries"] for name in ("age", "uses", "score") if now["entries"]},
+            "failed_rows": now["failed"], "size": len(self.entries),
+            "tasks": len({entry.prompt for entry in self.entries}), "rollouts": self.counts["generated"] * SIZE,
+        }  # fmt: skip
+        if self.setting("reward"):
+            found[f"judged_by/{self.setting('reward')}"] = 1.0
+        if self.refill:
+            found |= {"rounds": self.rounds, "refilled_fraction": now["refilled"] / SLOTS}
+        if self.setting("iterations") and self.batches > 1:
+            found["replay_ratio"] = update / (self.batches - 1)
+        return found | self.log_functions()
+
+    def log_functions(self) -> dict[str, float]:
+        """For each of several functions, the share of groups that it rewards alike, and of those otherwise live."""
+        found, live = {}, [std(total) > 1e-4 for total in np.nansum(self.rewards * self.weights, axis=2)]
+        for number, name in enumerate(self.session.trainer.reward_func_names if len(self.weights) > 1 else []):
+            of_one = self.rewards[..., number]
+            groups = [slot for slot in range(SLOTS) if not np.isnan(of_one[slot]).all()]
+            alike = [np.nanmax(of_one[slot]) - np.nanmin(of_one[slot]) < 1e-4 for slot in groups]
+            if groups:
+                both = [one and live[slot] for one, slot in zip(alike, groups, strict=True)]
+                found |= {f"dead_fraction/{name}": np.mean(alike), f"live_without/{name}": np.mean(both)}
+        return found
+
+    def in_log(self, updates: Any) -> dict[str, float]:
+        """What an entry of the log must have of these updates."""
+        found: dict[str, list[float]] = {}
+        logs = self.session.trainer.logs
+        for values in (one for update in updates for one in (*self.logged.get(update, []), logs[update].metrics())):
+            for key, value in values.items():
+                found.setdefault(key, []).append(value)
+        return {
+            f"replay/{key}": values[-1] if key in LATEST else sum(values) / (key in SUMMED or len(values))
+            for key, values in found.items()
+        }
 
     def look(self) -> None:
         """Judges the fresh groups, and those that are generated again in the slots of dead ones."""
-        self.solved = np.zeros(SLOTS, bool)  # prompts, which are those of the slots
-        held, again = self.judge([*range(SLOTS)]), Named.read(self.setting("refill", "same")).arguments
+        self.prompts, self.solved = next(self.turns), set()
+        held, again, self.rounds = self.judge([*range(SLOTS)]), self.refill, 0
         for _ in range(again.get("rounds", 0)):
             slots = np.flatnonzero(held["dead"])
             if SLOTS - len(slots) >= again.get("until", 1.0) * SLOTS - 1e-9:
                 break
             found = self.judge(slots)
+            self.rounds += 1
             live = ~found["dead"]
             for name, values in found.items():
                 held[name][slots[live]] = values[live]
@@ -178,7 +247,12 @@ class Naive:
         self.counts["all_wrong"] += int((scored.any(axis=1) & ~passes.any(axis=1)).sum())
         self.counts["all_right"] += int((scored.any(axis=1) & (passes | ~scored).all(axis=1)).sum())
         self.counts["failed"] += int((~scored).sum())
-        self.solved[slots] |= passes.sum(axis=1) >= self.setting("retire_passes", ALWAYS)
+        self.lowest, self.highest = np.nanmin([self.lowest, *total.flat]), np.nanmax([self.highest, *total.flat])
+        for name, there in (("at_lowest", total < self.lowest + 1e-4), ("at_highest", total > self.highest - 1e-4)):
+            self.counts[name] += int((found["dead"] & (there | ~scored).all(axis=1) & scored.any(axis=1)).sum())
+        unlike = np.array([std(of_one) > 1e-4 for of_one in total])
+        self.counts["untrained"] += int((found["dead"] & unlike & ~(trains & ~found["masked"]).all(axis=1)).sum())
+        self.solved |= {*self.prompts[slots][passes.sum(axis=1) >= self.setting("retire_passes", ALWAYS)].tolist()}
         if scored.any():
             rate = passes.sum() / scored.sum()
             self.pass_rate = rate if self.pass_rate is None else self.pass_rate * 31 / 32 + rate / 32
@@ -212,9 +286,9 @@ class Naive:
         """Which rows pass, `(slots, size)`."""
         return total >= self.setting("pass_reward")
 
-    def settle(self, update: int, solved: Any) -> None:
+    def settle(self, update: int, solved: set[int]) -> None:
         """Entries leave whose prompt is solved or whose time is over, and the last batch's groups enter."""
-        left = [entry for entry in self.entries if not solved[entry.slot]]
+        left = [entry for entry in self.entries if entry.prompt not in solved]
         self.counts["retired"] += len(self.entries) - len(left)
         left = [
             entry
@@ -222,7 +296,8 @@ class Naive:
             if update - entry.update <= self.setting("max_age", ALWAYS)
             and entry.uses < self.setting("max_uses", ALWAYS)
         ]
-        new = [entry for entry in self.waiting or [] if not solved[entry.slot]]
+        new = [entry for entry in self.waiting or [] if entry.prompt not in solved]
+        self.counts["refused"] += len(self.waiting or []) - len(new)
         self.waiting = None
         there = left + new
         over = max(len(there) - self.setting("buffer_size"), 0)
@@ -244,15 +319,15 @@ class Naive:
         rows = table.rows_of([entry.serial for entry in self.entries])
         self.same("generated at", table.update[rows].tolist(), [entry.update for entry in self.entries])
         self.same("used", table.uses[rows].tolist(), [entry.uses for entry in self.entries])
-        slots, serials = np.array([(entry.slot, entry.serial) for entry in self.entries]).reshape(-1, 2).T
-        same = slots[:, None] == slots
+        prompts, serials = np.array([(entry.prompt, entry.serial) for entry in self.entries]).reshape(-1, 2).T
+        same = prompts[:, None] == prompts
         self.same("of one prompt are", table.peers[rows].tolist(), same.sum(axis=1).tolist())
         newer = (same & (serials > serials[:, None])).sum(axis=1)
         self.same("newer ones of it are", table.newer[rows].tolist(), newer.tolist())
         np.testing.assert_allclose(table.score[rows], [entry.score for entry in self.entries], rtol=1e-4, atol=1e-4)
 
     def rank(self, entry: Entry, there: list[Entry]) -> Any:
-        newer = sum(other.slot == entry.slot and other.serial > entry.serial for other in there)
+        newer = sum(other.prompt == entry.prompt and other.serial > entry.serial for other in there)
         score = round(entry.score, 4)
         of_evictor = {"heap": (score,), "fifo": (), "prompt_balanced": (-newer, score)}
         return (*of_evictor[self.setting("evictor")], entry.serial)
@@ -269,7 +344,7 @@ class Naive:
         return slots
 
     def deviations(self) -> list[float]:
-        return [round(std(rewards), 6) if (~np.isnan(rewards)).sum() > 1 else 0.0 for rewards in self.total]
+        return [round(std(rewards), 6) for rewards in self.total]
 
     def is_all_wrong(self, slot: int) -> bool:
         """Tells whether it is a dead group in which no row passes, and some row was scored."""
@@ -312,11 +387,14 @@ class Naive:
         self.same("different groups are", len(self.drawn), len(found))
         self.has_begun |= bool(self.drawn)
         for entry in self.entries:
-            entry.uses += entry.serial in self.drawn
-            self.counts["entries"] += generated and entry.serial in self.drawn
-            self.counts["age"] += (update - entry.update) * (generated and entry.serial in self.drawn)
+            is_drawn = entry.serial in self.drawn
+            if is_drawn and generated:
+                added = {"entries": 1, "age": update - entry.update, "uses": entry.uses + 1, "score": entry.score}
+                self.counts |= {name: self.counts[name] + value for name, value in added.items()}
+            entry.uses += is_drawn
         self.counts["replaced" if generated else "iterated"] += len(found)
         self.counts["rows"] += len(taken) * generated
+        self.counts["groups"] += SLOTS * generated
         self.filled = found
 
     def composed_anew(self) -> bool:
@@ -341,7 +419,7 @@ class Naive:
         key = {"newest": lambda one: -one.serial, "score": lambda one: (-round(one.score, 4), -one.serial)}
         expected: dict[int, list[tuple[int, int, int]]] = {}
         for slot in slots:
-            fitting = [entry for entry in eligible if entry.slot == slot]
+            fitting = [entry for entry in eligible if entry.prompt == self.prompts[slot]]
             if by == "uniform":
                 fitting = [entry for entry in fitting if slot in found and entry.serial == found[slot][0][1]]
             if not fitting:
@@ -379,15 +457,13 @@ class Naive:
         alike = self.setting("reward") and np.ptp(mixed[among, 0]) == 0
         return bool(alike or np.ptp(values) < 1e-3 or not trains[among].any())
 
-    def collect(self, update: int, solved: Any) -> None:
+    def collect(self, update: int) -> None:
         """The live groups of the batch wait, unless their log-probs stay unknown or their prompt is solved."""
         watch, step = self.watch, len(self.watch.steps) - 1
         known = "old_per_token_logps" in watch.steps[-1][0] or self.setting("record") == "forward"
-        slots = [
-            slot
-            for slot in range(SLOTS)
-            if not self.dead[slot] and not solved[slot] and (known or slot not in self.filled)
-        ]
+        seen = [slot for slot in range(SLOTS) if not self.dead[slot] and (known or slot not in self.filled)]
+        slots = [slot for slot in seen if self.prompts[slot] not in self.solved]
+        self.counts["refused"] += len(seen) - len(slots)
         self.counts["lost"] += sum(not self.dead[slot] and slot in self.filled and not known for slot in range(SLOTS))
         serials = sorted(serial for serial, (born, _) in watch.origin.items() if born == step)
         self.same("groups to be stored are", [watch.origin[serial][1] for serial in serials], slots)
@@ -397,7 +473,8 @@ class Naive:
         for serial, slot in zip(serials, slots, strict=True):
             total, trains = self.total[slot], self.trains[slot] & ~out[slot]
             value = float(score(total, self.own[slot], update))
-            self.waiting.append(Entry(serial, slot, update, self.rewards[slot], total, trains, value))
+            prompt = int(self.prompts[slot])
+            self.waiting.append(Entry(serial, prompt, update, self.rewards[slot], total, trains, value))
 
     def flags(self, update: int, generated: bool) -> tuple[list[bool], list[bool]]:
         """Rows that are silent, and rows that are in no denominator: those of which none is left stay there."""
@@ -443,7 +520,8 @@ class Naive:
 
     def finish(self) -> None:
         """After training: the last groups have entered, and all is counted."""
-        self.settle(self.session.trainer.state.global_step, np.zeros(SLOTS, bool))
+        self.settle(self.session.trainer.state.global_step, set())
         self.check_table()
         counters = self.session.totals.counters
-        self.same("counted are", {name: counters[name] for name in self.counts}, self.counts)
+        for name, count in self.counts.items():
+            self.same(f"counted {name} are", counters[name], pytest.approx(count, rel=1e-4))

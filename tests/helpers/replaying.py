@@ -6,12 +6,13 @@ The rows of the loss by hand are those of the batches that scoring returned, not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from corrected import ARGUMENTS, SHIFTS, Gate, weights_by_hand
+from log_by_hand import LossLog
 from loss_by_hand import Row, differentiable_loss, entropy_threshold, forward, forward_alone, setting
 from releases import COUNTS_TRUNCATED
 from support import DEAD, HALF, LIVE, Rewards, Spy
@@ -42,6 +43,7 @@ class Checked(Spy):
     reference_kind: str | None = None  # where a subclass has another loss
     correction = "ratio"  # its name in `weights_by_hand`
     gate: Gate | None = None
+    logs: Mapping[int, LossLog] | None = None  # by update, what the log must have of its losses
     compared: list[tuple[float, float | None, int]]  # found, by hand (None: nobody can tell), replayed rows
 
     def __init__(self, *args, **kwargs):
@@ -70,10 +72,11 @@ class Checked(Spy):
             for row, of_row, entropy, identity, number in zip(
                 rows, logps, entropies, inputs.rows[:, 0].tolist(), inputs[NUMBER].tolist(), strict=True
             ):
+                one = self.as_trained(as_row(row, of_row, entropy), identity, silent[number])
                 if not excluded[number]:
-                    by_hand.append(self.as_trained(as_row(row, of_row, entropy), identity, silent[number]))
+                    by_hand.append(one)
                 else:
-                    beside.append(as_row(row, of_row, entropy).entropy)
+                    beside.append(one.entropy)
             count = len(inputs.rows) * (1 - sum(excluded) / len(excluded))
             expected = differentiable_loss(self, by_hand, self.watch.items(), aux, count=count, beside=beside)
             unsure = math.isnan(entropy_threshold(self.args, by_hand, beside) or 0.0)
@@ -93,17 +96,23 @@ class Checked(Spy):
 
     def as_trained(self, row: Row, identity: int, masked: bool) -> Row:
         """The row with what the correction, the gates, the bounds and masks make of it."""
+        behavior, advantage, given, kept = row.old, row.advantage, None, None
         if identity < 0 and len(row.new):
-            new, behavior = row.new.detach(), row.old
+            new = row.new.detach()
             proximal = self.proximal.setdefault(identity, new)
             row.old, row.weights = weights_by_hand(self.correction, new, behavior, row.advantage, proximal)
             if self.correction in SHIFTS:
                 row.advantage = row.advantage + SHIFTS[self.correction](new - behavior)
             told = behavior if row.sampling is None else row.sampling
             row.sampling = torch.where(told.isnan(), behavior, told)  # where vLLM could not tell
-            bound(self, row, new)
+            kept, given = bound(self, row, new), row.weights
             if self.gate is not None:
                 row.weights = self.gate(new, behavior, row.old, row.weights)
+        log = None if self.logs is None else self.logs[self.state.global_step]
+        if log is not None and identity < 0:
+            log.replayed(row, behavior, advantage, given, kept, masked)
+        elif log is not None:
+            log.fresh(row)
         if masked:
             row.weights = torch.zeros_like(row.new.detach())
         if row.weights is not None and row.entropy is not None:
@@ -128,8 +137,9 @@ def flat_gradient(loss: torch.Tensor, parameters: list[Any]) -> torch.Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-def bound(trainer: Any, row: Row, new: torch.Tensor) -> None:
-    """Moves a replayed row's old log-probs to where no ratio is above 20, and drops KL terms of larger gradients."""
+def bound(trainer: Any, row: Row, new: torch.Tensor) -> torch.Tensor | None:
+    """Moves a replayed row's old log-probs to where no ratio is above 20, and drops KL terms of larger gradients.
+    Returns of which tokens they stay; None without any."""
     sums = trainer.args.loss_type == "vespo"
     by_token = trainer.args.importance_sampling_level == "token"
     logs = new - row.old
@@ -139,13 +149,14 @@ def bound(trainer: Any, row: Row, new: torch.Tensor) -> None:
         bounded = bounded - (bounded.mean() - LARGEST).clamp(min=0.0)
     row.old = torch.where(bounded != logs, new - bounded, row.old)
     if row.ref is None:
-        return
+        return None
     gap = row.ref - new
     size = gap.clamp(min=0.0)
     if setting(trainer.args, "use_bias_correction_kl"):
         size = size + (bounded if by_token else bounded.mean())
     kept = (gap <= 20.0) & (size <= LARGEST + 1e-5)
     row.ref = torch.where(kept, torch.maximum(row.ref, new - 20.0), new)
+    return kept
 
 
 def as_row(row: dict[str, Any], logps: torch.Tensor, entropy: torch.Tensor | None) -> Row:
@@ -333,7 +344,7 @@ class Watch:
         places = micro[NUMBER].tolist()
         for number, identity in enumerate(micro.rows[:, 0].tolist()):
             if identity >= 0:
-                row = original(micro, number, self.pad)
+                row = self.as_composed(original(micro, number, self.pad), places[number])
                 fresh = logps[number, : len(row["ids"])]
                 if identity > 0:
                     self.first.setdefault(divmod(identity - 1, self.size), fresh)
@@ -350,10 +361,17 @@ class Watch:
                 if self.advantages is not None:
                     row["advantage"] = float(self.advantages(len(self.steps) - 1)[target])
             counts_kl = self.counts_kl is None or self.counts_kl(identity < 0, self.is_all_wrong(places[number]))
-            if places[number] in self.without_kl or not counts_kl:
+            if "ref_per_token_logps" in row and (places[number] in self.without_kl or not counts_kl):
                 row["ref_per_token_logps"] = logps[number, : len(row["ids"])]
             rows.append(row)
         return rows
+
+    def as_composed(self, row: dict[str, Any], place: int) -> dict[str, Any]:
+        """A fresh row of a micro-batch with what its batch has: of rows that train nothing, the loss reads other
+        values."""
+        composed, count = original(self.steps[-1][1], place, self.pad), len(row["ids"])
+        known = [key for key in ("advantage", "old_per_token_logps", "ref_per_token_logps") if key in composed]
+        return row | {key: composed[key][:count] if torch.is_tensor(composed[key]) else composed[key] for key in known}
 
 
 def tokens_of(row: dict[str, Any]) -> tuple[list[int], list[int]]:

@@ -5,7 +5,7 @@ Every value of a setting is in equally many runs, and two values of different se
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from pathlib import Path
 from types import FunctionType
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import transformers
 from corrected import FAR, MASKED, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
+from log_by_hand import LossLog
 from naive import Naive, shaped
 from releases import TRL, Version
 from replaying import Checked, check_batches, check_losses, watched
@@ -80,6 +81,8 @@ AXES = {
     "saved": [{}, {"save_strategy": "steps", "save_steps": 6}],
     "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
     "rewards": [0.0, 0.0, 100.1],
+    "turns": [1, 2, 1],
+    "logging": [1, 1, 3],
     "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, {"replay_refill": "same(rounds=1)"}],
     "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed"],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
@@ -90,6 +93,8 @@ AXES = {
     ],
 }  # fmt: skip
 """Quantiles lie between two tokens' entropies: where they fall on one, its last bit decides whether it trains."""
+PROMPTS = ("1=", "12=", "123+4=", "7=", "89=", "5+6=")
+"""Of two batches: the longest ones are not equally long."""
 SINGLE = ("scorer", "evictor", "sampler", "correction", "unfilled", "start")
 RUNS = 36
 
@@ -119,7 +124,7 @@ def settings_of(chosen):
     level = "sequence" if chosen["loss"] == "luspo" else chosen["level"]
     training = {
         "loss_type": chosen["loss"], "importance_sampling_level": level, "scale_rewards": chosen["scale"],
-        "max_steps": 9, "beta": 0.1 if chosen["beta"] else 0.0,
+        "max_steps": 9, "logging_steps": chosen["logging"], "beta": 0.1 if chosen["beta"] else 0.0,
         **chosen["layout"], **chosen["functions"], **chosen["completions"], **chosen["trainer"], **chosen["other"],
         **chosen["saved"],
     }  # fmt: skip
@@ -141,6 +146,8 @@ def settings_of(chosen):
         training = {
             key: value for key, value in training.items() if key not in ("tokens", "top_entropy_quantile", "sampled")
         }
+    if chosen["turns"] > 1:
+        training["rows"] = [{"prompt": prompt} for prompt in PROMPTS]
     if chosen["completions"]:
         training.pop("top_entropy_quantile", None)  # several tokens have the same entropy
     if "tokens" in training:
@@ -261,11 +268,30 @@ class ReadBack(transformers.TrainerCallback):
         saving.load(self.session, self.session.trainer, nullcontext, str(folder))
 
 
+MEASURED = {"replay/bytes", "replay/padding", "replay/seconds"}
+
+
+def check_log(trainer, naive):
+    """Each entry of the log has what is known by hand of its updates."""
+    begin = 0
+    for entry in trainer.state.log_history:
+        found = {key: value for key, value in entry.items() if key.startswith("replay/") and key not in MEASURED}
+        expected = naive.in_log(range(begin, entry["step"]))
+        begin = entry["step"]
+        assert not found.keys() ^ expected.keys(), f"{found.keys() ^ expected.keys()} at step {begin}"
+        for key, value in expected.items():
+            assert math.isclose(found[key], value, rel_tol=1e-3, abs_tol=1e-5), (
+                f"{key} at step {begin} is {found[key]}, by hand {value}"
+            )
+
+
+@pytest.mark.usefixtures("all_metrics")
 @pytest.mark.parametrize("run", range(RUNS))
-def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_27_and_32_and_35_any_settings_train_right_by_hand(
+def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and_32_and_35_and_137_any_settings(
     tmp_path, run
 ):
-    training, replay, edits = settings_of(covering(AXES, RUNS)[run])
+    chosen = covering(AXES, RUNS)[run]
+    training, replay, edits = settings_of(chosen)
     script = rewards_of(run, training, replay, edits)
     names = ["scripted", "other"][: len(script)]
     functions = [Rewards(*batches, name=name) for batches, name in zip(script, names, strict=True)]
@@ -273,6 +299,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_27_and_32_and
     trainer.correction = replay["replay_correction"]
     trainer.gate = gate(replay, training["importance_sampling_level"])
     trainer.gradients = True
+    trainer.logs = defaultdict(lambda: LossLog(trainer, replay))
     hooks = {
         "": {},
         "plan": {"plan": edit, "admitted": serials},
@@ -282,7 +309,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_27_and_32_and
         session = trl_replay.attach(trainer, **replay, replay_plugins=["mine"] if edits else None)
         watch = watched(trainer, session)
         watch.counts_kl = KL[replay.get("replay_kl", "all")]
-        naive = Naive(session, watch, script, replay, edits)
+        naive = Naive(session, watch, script, replay, edits, chosen["turns"])
         trainer.add_callback(ReadBack(session, naive))
         trainer.train()
     check_batches(watch)
@@ -293,6 +320,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_27_and_32_and
         assert int(after["num_items_in_batch"]) == watch.items(number)
         is_no_wider_than_needed(before, after, watch.pad, training.get("pad_to_multiple_of") or 1)
     naive.finish()
+    check_log(trainer, naive)
     if edits:
         assert session.buffer.table.mine.tolist() == session.buffer.table.serial.tolist()
     assert naive.counts["replaced"] + naive.counts["iterated"] + naive.counts["refilled"] > 0

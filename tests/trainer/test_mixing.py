@@ -158,24 +158,6 @@ def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path):
         assert dead.tolist() == fresh.dead[[group]].tolist(), "alone as in its batch"
 
 
-def first_masked(groups, context):
-    shaped = groups.advantages.copy()
-    shaped[:, 0] = np.nan
-    return shaped
-
-
-def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_path):
-    tokens = []
-
-    def noting(rows, context):
-        tokens.extend(rows.mask.sum(dim=1).tolist())
-        return trl_replay.Corrected(rows.behavior_logps)
-
-    given = {"hooks": {"advantages": first_masked}, "replay_correction": noting}
-    run = train(tmp_path, [HALF, DEAD, HALF], **given)
-    assert tokens.count(0) == run.counters["replaced"], "one row of each group"
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -10,7 +10,6 @@ from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.errors import RefusedError
-from trl_replay.loss.supply import ROWS
 from trl_replay.testing import make_trainer
 
 pytestmark = pytest.mark.usefixtures("all_metrics")
@@ -41,21 +40,6 @@ def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_train
     assert session.totals.counters["iterated"] > 0
 
 
-def whole_slots(run):
-    return [(batch[ROWS][:, 0] < 0).view(-1, 4).all(dim=1).tolist() for _, batch in run.steps]
-
-
-def test_137_a_selector_has_the_whole_batch_where_all_wrong_groups_stay(tmp_path):
-    seen = []
-    run = train(
-        tmp_path, [LIVE, HALF, LIVE], [RIGHT, DEAD, LIVE], beta=0.1, replay_kl="all_wrong", replay_record="loss",
-        replay_selector="always(share=0.34)",
-        hooks={"select": lambda groups: seen.append(len(groups))},
-    )  # fmt: skip
-    assert seen == [3] * 4
-    assert whole_slots(run)[1:] == [[True, False, False]] * 3, "a share of the batch is a group"
-
-
 def test_81_where_all_wrong_groups_stay_fresh_explain_says_so(tmp_path):
     run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD, LIVE, DEAD], replaced=0, beta=0.1, replay_kl="all_wrong")
     told = run.session.explain()
@@ -69,16 +53,6 @@ def batches_drawn(session):
     iterate = session.step.iterate
     session.step.iterate = lambda template: drawn.append(iterate(template)) or drawn[-1]
     return drawn
-
-
-def test_generated_groups_are_counted_once_a_generation(tmp_path):
-    run = train(tmp_path, *SCRIPT, num_iterations=3, max_steps=12, **REPLAY)
-    assert run.session.totals.batches == 4
-    assert run.counters["generated"] == run.counters["groups"] == 12
-    assert run.session.metrics["replay/rollouts"] == 48
-    assert run.session.metrics["replay/replay_ratio"] == 3.0
-    assert "drawn in further iterations" in run.session.explain()
-    assert run.counters["stored"] == sum(run.logged("replay/stored")) == 4
 
 
 @pytest.mark.parametrize(

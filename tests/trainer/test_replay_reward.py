@@ -95,16 +95,6 @@ def test_108_a_reward_of_the_least_of_a_success_is_one(tmp_path, least):
     assert metrics["replay/all_wrong_fraction"] == pytest.approx(1 / 3)
 
 
-def test_the_dead_share_of_each_function_is_logged(tmp_path):
-    run = accurate(tmp_path, [LIVE, DEAD, DEAD], replay_reward=None, replaced=0, max_steps=3)
-    assert run.logged("replay/dead_fraction/accuracy") == pytest.approx([2 / 3] * 3)
-    assert run.logged("replay/dead_fraction/length") == [0.0] * 3
-    assert run.logged("replay/live_without/accuracy") == pytest.approx([2 / 3] * 3), "length differs"
-    assert run.logged("replay/live_without/length") == [0.0] * 3
-    alone = train(tmp_path / "alone", [LIVE, DEAD, DEAD], replaced=0, max_steps=1).session.metrics
-    assert not any(key.startswith("replay/dead_fraction/") for key in alone), "the same as dead_fraction"
-
-
 def test_solved_prompts_are_told_by_the_function_that_counts(tmp_path):
     """A format reward of 1 and no right answer: by the sum, everything passes."""
     session = accurate(tmp_path, rewards=functions([DEAD] * 3, length=[1.0] * 4), max_steps=12, replaced=0).session
