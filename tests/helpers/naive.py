@@ -5,6 +5,7 @@ No decision of the product is read but the draws of a strategy that draws at ran
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -28,6 +29,8 @@ SUMMED = ("stored", "evicted", "refused", "retired", "failed_rows", "lost")
 LATEST = ("size", "tasks", "rollouts", "replay_ratio")
 """Keys of which a log entry has the sum of its batches, and the last value."""
 ALWAYS = 10**9
+UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
+UNMIXED = "a stored row can't be mixed: its rewards are not known, or not of the functions that scored fresh ones"
 SCORES = {
     "advantage_std": lambda rewards, advantages, update: np.abs(advantages).sum() * std(rewards),
     "reward_std": lambda rewards, advantages, update: std(rewards),
@@ -104,6 +107,7 @@ class Naive:
         self.told, self.logged = dict(self.counts), {}  # when last logged; by update, what each batch adds to the log
         self.lowest, self.highest = np.inf, -np.inf  # of all rewards
         self.calls = self.batches = self.rounds = 0
+        self.reasons, self.ended = Counter(), Counter()  # why less was replayed; entries that a limit has ended
         self.scored = []  # per call of the reward functions, what scoring returned
         to_cpu = session.step.judge.to_cpu
         session.step.judge.to_cpu = lambda batch: to_cpu(self.scored.append(batch) or batch)
@@ -290,12 +294,9 @@ class Naive:
         """Entries leave whose prompt is solved or whose time is over, and the last batch's groups enter."""
         left = [entry for entry in self.entries if entry.prompt not in solved]
         self.counts["retired"] += len(self.entries) - len(left)
-        left = [
-            entry
-            for entry in left
-            if update - entry.update <= self.setting("max_age", ALWAYS)
-            and entry.uses < self.setting("max_uses", ALWAYS)
-        ]
+        for entry in left:
+            self.ended.update(self.limits_of(entry, update))
+        left = [entry for entry in left if not self.limits_of(entry, update)]
         new = [entry for entry in self.waiting or [] if entry.prompt not in solved]
         self.counts["refused"] += len(self.waiting or []) - len(new)
         self.waiting = None
@@ -311,7 +312,18 @@ class Naive:
         stored = sum(entry.serial in held for entry in new)
         self.counts["stored"] += stored
         self.counts["evicted"] += over - (len(new) - stored)
+        evictor = self.setting("evictor")
+        self.note(len(new) - stored, f"the buffer was full, and the evictor {evictor} ranked a new group lowest")
         self.entries = kept
+
+    def limits_of(self, entry: Entry, update: int) -> list[str]:
+        """Limits by which an entry is replayed no more."""
+        aged = update - entry.update > self.setting("max_age", ALWAYS)
+        used = entry.uses >= self.setting("max_uses", ALWAYS)
+        return ["replay_max_age"] * aged + ["replay_max_uses"] * used
+
+    def note(self, count: int, reason: str) -> None:
+        self.reasons.update({reason: count} if count else {})
 
     def check_table(self) -> None:
         """Each entry's score and number of uses before this batch, its age, and the entries of its prompt."""
@@ -372,11 +384,16 @@ class Naive:
             found.setdefault(row // SIZE, []).append((row % SIZE, serial, source))
         slots = self.replaceable() if generated else [*range(SLOTS)]
         most = 0 if self.waits(update) else int(self.setting("max_fraction", 1.0) * SLOTS + 1e-9)
-        eligible = [entry for entry in self.entries if entry.update < update]
-        eligible = [entry for entry in eligible if update - entry.update <= self.setting("max_age", ALWAYS)]
+        held = [["too new"] * (entry.update >= update) + self.limits_of(entry, update) for entry in self.entries]
+        eligible = [entry for entry, reasons in zip(self.entries, held, strict=True) if not reasons]
+        if generated:
+            self.note_choice(slots, most)
+        wanted = min(len(slots), most)
+        if wanted:
+            self.note_shortage(slots, wanted, len(eligible), {reason for reasons in held for reason in reasons})
         self.drawn = {serial for rows in found.values() for _, serial, _ in rows}
         if self.setting("mixer"):
-            self.check_rows(found, slots, most, eligible)
+            self.check_rows(found, slots if wanted else [], most, eligible)
         else:
             count = min(len(slots), most, len(eligible))
             drawn = [found[slot][0][1] for slot in slots if slot in found]
@@ -396,6 +413,36 @@ class Naive:
         self.counts["rows"] += len(taken) * generated
         self.counts["groups"] += SLOTS * generated
         self.filled = found
+
+    def note_choice(self, slots: list[int], most: int) -> None:
+        """Why fewer slots are filled than there are groups."""
+        start = self.setting("start")
+        limit = "replay_max_fraction"
+        if not most and self.setting("max_fraction", 1.0) > 0.3:
+            told = {0: "", 2: "", "adaptive": "='adaptive' (sparse rewards, too few entries yet)"}
+            limit = f"replay_start{told.get(start, f'={start!r}')}"
+        if len(slots) > most:
+            self.note(1, f"{limit} allows {most} of {SLOTS} groups")
+        elif not slots and self.setting("kl") == "all_wrong" and any(map(self.is_all_wrong, range(SLOTS))):
+            kept = "all-wrong groups stay: replay_kl='all_wrong' trains their KL term"
+            self.note(1, f"{kept}, and no other group was replaceable")
+        elif not slots:
+            self.note(1, "no group was dead: nothing to replace")
+
+    def note_shortage(self, slots: list[int], wanted: int, eligible: int, held: set[str]) -> None:
+        """Why fewer entries are drawn than there are slots."""
+        if not self.entries:
+            never = "" if self.counts["stored"] else ": no live group has been stored yet"
+            self.note(1, f"the buffer was empty{never}")
+            return
+        left = " left a slot as it was that a stored group could have filled"
+        self.note(min(len(slots), eligible) - min(wanted, eligible), f"replay_max_fraction{left}")
+        room = self.setting("buffer_size") - len(self.entries)
+        for limit, count in self.ended.most_common(1):
+            self.note(min(max(wanted - eligible, 0), count, room), f"{limit}{left}")
+        if not eligible or (eligible < wanted and not self.setting("mixer")):
+            told = f" (held back: {', '.join(sorted(held))})" if held else ""
+            self.note(1, f"the buffer held fewer eligible groups than slots{told}")
 
     def composed_anew(self) -> bool:
         """Whether a further iteration has a batch of its own."""
@@ -418,18 +465,29 @@ class Naive:
         count = int(self.setting("mixer").partition("=")[2][:-1])
         key = {"newest": lambda one: -one.serial, "score": lambda one: (-round(one.score, 4), -one.serial)}
         expected: dict[int, list[tuple[int, int, int]]] = {}
+        empty, wanted = 0, min(len(slots), most)
         for slot in slots:
             fitting = [entry for entry in eligible if entry.prompt == self.prompts[slot]]
             if by == "uniform":
                 fitting = [entry for entry in fitting if slot in found and entry.serial == found[slot][0][1]]
             if not fitting:
+                empty += 1
                 continue
             entry = min(fitting, key=key.get(by, key["newest"]))
             scored_by = [~np.isnan(rewards).all(axis=0) for rewards in (entry.rewards, self.rewards[slot])]
             same_functions = self.setting("advantages") == "stored" or np.array_equal(*scored_by)
-            rows = self.injected(entry, slot, count) if same_functions else []
-            if rows and len(expected) < most and not self.would_be_dead(entry, slot, rows):
+            rows = self.injected(entry, slot, count)
+            if not same_functions:
+                self.note(len(rows), UNMIXED)
+            if not rows or not same_functions:
+                self.note(1, "the mixer took no stored row for a slot")
+            elif self.would_be_dead(entry, slot, rows):
+                what = "the stored rows alone" if self.setting("advantages") == "split" else "a mixed group"
+                self.note(1, f"{what} would have been dead")
+            elif len(expected) < most:
                 expected[slot] = rows
+        if eligible:
+            self.note(max(wanted - (len(slots) - empty), 0), "no group of a slot's prompt can be replayed")
         if by == "uniform":
             expected = {slot: rows for slot, rows in expected.items() if slot in found}
         self.same("rows beside fresh ones are", found, dict(sorted(expected.items())))
@@ -525,3 +583,11 @@ class Naive:
         counters = self.session.totals.counters
         for name, count in self.counts.items():
             self.same(f"counted {name} are", counters[name], pytest.approx(count, rel=1e-4))
+        if "uniform" in str(self.setting("sampler")) and self.setting("mixer"):
+            return  # what was drawn is not known where it was not taken
+        told = {"retired": "an entry left: its prompt was", "refused": "a group was refused: its prompt is"}
+        by_count = {f"{text} solved (replay_retire_passes)": self.counts[name] for name, text in told.items()}
+        by_count[UNTRAINED] = self.counts["untrained"]
+        reasons = self.reasons + Counter(by_count)
+        for reason in reasons.keys() | self.session.totals.reasons.keys():
+            self.same(f"counted {reason!r} are", self.session.totals.reasons[reason], reasons[reason])

@@ -12,6 +12,7 @@ from types import FunctionType
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from corrected import FAR, MASKED, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
 from log_by_hand import LossLog
@@ -21,7 +22,7 @@ from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
 from trl import GRPOTrainer
-from users_losses import giving, trimmed_in_a_copy
+from users_losses import both, giving, teacher, trimmed_in_a_copy
 
 import trl_replay
 from trl_replay.checkpoint import saving
@@ -226,10 +227,21 @@ def edit(plan, context):
 LOSS = GRPOTrainer._compute_loss
 
 
-class Copied(GRPOTrainer):
-    """Word by word TRL's loss."""
+COPY = FunctionType(LOSS.__code__, LOSS.__globals__, closure=LOSS.__closure__)
 
-    _compute_loss = FunctionType(LOSS.__code__, LOSS.__globals__, closure=LOSS.__closure__)
+
+class Copied(GRPOTrainer):
+    """Word by word TRL's loss, after it has asked for other log-probs."""
+
+    def _compute_loss(self, model, inputs):
+        ids, mask = both(inputs)
+        asked = ((teacher(self), ids), (model, ids.flip(0)), (model, ids[:, 1:]), (model, ids.flip(1)))
+        for one, of in asked:
+            width = inputs["completion_ids"].size(1)
+            self._get_per_token_logps_and_entropies(one, of, mask[:, : of.size(1)], width)
+        with torch.no_grad():
+            self._get_per_token_logps_and_entropies(model, ids, mask, width)
+        return COPY(self, model, inputs)
 
 
 class Reordered(GRPOTrainer):
@@ -287,7 +299,7 @@ def check_log(trainer, naive):
 
 @pytest.mark.usefixtures("all_metrics")
 @pytest.mark.parametrize("run", range(RUNS))
-def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and_32_and_35_and_137_any_settings(
+def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and_32_and_35_and_81_and_137_any_settings(
     tmp_path, run
 ):
     chosen = covering(AXES, RUNS)[run]

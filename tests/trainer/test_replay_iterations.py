@@ -40,13 +40,6 @@ def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_train
     assert session.totals.counters["iterated"] > 0
 
 
-def test_81_where_all_wrong_groups_stay_fresh_explain_says_so(tmp_path):
-    run = train(tmp_path, [LIVE, HALF, LIVE], [DEAD, LIVE, DEAD], replaced=0, beta=0.1, replay_kl="all_wrong")
-    told = run.session.explain()
-    assert "x all-wrong groups stay: replay_kl='all_wrong' trains their KL term" in told
-    assert "the selector chose none" not in told
-
-
 def batches_drawn(session):
     """From now on, the batch of each further iteration."""
     drawn = []

@@ -92,38 +92,6 @@ def test_188_a_reward_that_no_gradient_bears_is_refused():
     assert next(iter(tally.reasons)).startswith("a group was refused: its reward is larger than 1e+09")
 
 
-def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted():
-    buffer, tally = buffer_of(capacity=2), Tally()
-    assert buffer.extend(make_groups([LIVE] * 3), tally=tally) == {1, 2}
-    assert (tally.stored, tally.evicted) == (2, 0)
-    assert drawn(buffer, tally=tally) == []
-    assert tally.reasons == {
-        "the buffer was full, and the evictor fifo ranked a new group lowest": 1,
-        "the buffer held fewer eligible groups than slots (held back: too new)": 1,
-    }
-    buffer.clock.update = 1
-    found = buffer.sample(make_groups([DEAD]))
-    assert found is not None
-    assert found.table.serial[found.rows].tolist() == [[2]]
-    buffer.count_uses(found.eligible[found.rows.ravel()], tally)
-    assert buffer.table.uses[buffer.table.serial == 2] == buffer.policy.limiter.drawn == tally.entries == 1
-
-
-def test_the_limits_include_their_value_and_are_named():
-    buffer = buffer_of(max_age=4, max_uses=3)
-    buffer.extend(replace(make_groups([LIVE] * 4), update=np.array([0, 6, 7, 7])))
-    buffer.table.writable("uses")[:] = [0, 0, 2, 3]
-    buffer.clock.update = 10
-    tally = Tally()
-    assert drawn(buffer, tally=tally) == [2, 1]
-    assert tally.reasons == {
-        "the buffer held fewer eligible groups than slots (held back: replay_max_age, replay_max_uses)": 1
-    }
-    assert drawn(buffer, held={"a plugin's": buffer.table.serial == 2}) == [1]
-    buffer.observe([], tally)
-    assert sorted(buffer) == [1, 2], "no limit will let the others through again"
-
-
 def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit():
     buffer = buffer_of()
     keysets = [TEXT, TEXT | {"ref_per_token_logps"}, TEXT | {PIXELS}, TEXT]
