@@ -14,7 +14,7 @@ import advantages_by_hand
 import numpy as np
 import pytest
 from generating import assert_same_row
-from replaying import Watch, original
+from replaying import Watch, counted_tokens, original
 
 from trl_replay.base.validation import Named
 from trl_replay.session import Session
@@ -60,10 +60,11 @@ def shaped(advantages: Any, update: int) -> Any:
 
 @dataclass
 class Entry:
-    """A stored group; rewards of each row by each function, and the one that counts."""
+    """A stored group; what the table has of it; rewards of each row by each function, and the one that counts."""
 
     serial: int
     prompt: int
+    columns: dict[str, Any]
     update: int
     rewards: Any
     total: Any
@@ -82,11 +83,17 @@ class Naive:
         script: Rewards of each function, batch by batch.
         replay: The settings of replay.
         plugin: What it edits: "advantages", "plan", or nothing.
-        turns: The batches until the first one's prompts come again.
+        prompts: The numbers of those of a batch; of several batches, which come in turn.
     """
 
     def __init__(
-        self, session: Session, watch: Watch, script: Any, replay: dict[str, Any], plugin: str = "", turns: int = 1
+        self,
+        session: Session,
+        watch: Watch,
+        script: Any,
+        replay: dict[str, Any],
+        plugin: str = "",
+        prompts: Any = ((0, 1, 2),),
     ) -> None:
         self.session, self.watch, self.plugin = session, watch, plugin
         self.script = np.array(script, float)  # (functions, batches, slots, size)
@@ -95,7 +102,7 @@ class Naive:
         self.policy = trainer.reward_weights.tolist(), trainer.scale_rewards, trainer.multi_objective_aggregation
         self.replay = replay
         self.refill = Named.read(replay["replay_refill"]).arguments if "replay_refill" in replay else {}
-        self.turns = cycle(np.arange(SLOTS * turns).reshape(turns, SLOTS))
+        self.turns = cycle(np.array(prompts))
         self.prompts, self.solved = [], set()  # of the last batch that was generated
         self.as_trl = plugin != "advantages"  # advantages are those of TRL's rule
         self.entries, self.waiting = [], None  # which is a list once a batch was collected
@@ -241,7 +248,8 @@ class Naive:
         mask = (batch["completion_mask"] * batch.get("tool_mask", 1)).numpy()
         trains = mask.any(axis=1).reshape(count, SIZE)
         if advantages.shape[1] == mask.shape[1] > 1:  # one a token: their mean size stands for them
-            advantages = (np.abs(advantages) * mask).sum(axis=1) / np.maximum(mask.sum(axis=1), 1)
+            signs = np.where((advantages * mask).sum(axis=1) < 0, -1, 1)
+            advantages = signs * (np.abs(advantages) * mask).sum(axis=1) / np.maximum(mask.sum(axis=1), 1)
             self.watch.advantages = None
             self.as_trl = False
         found = self.shape(advantages.reshape(count, SIZE), total, trains)
@@ -336,7 +344,9 @@ class Naive:
         self.same("of one prompt are", table.peers[rows].tolist(), same.sum(axis=1).tolist())
         newer = (same & (serials > serials[:, None])).sum(axis=1)
         self.same("newer ones of it are", table.newer[rows].tolist(), newer.tolist())
-        np.testing.assert_allclose(table.score[rows], [entry.score for entry in self.entries], rtol=1e-4, atol=1e-4)
+        for name in self.entries[0].columns if self.entries else ():
+            expected = np.array([entry.columns[name] for entry in self.entries], float)
+            np.testing.assert_allclose(getattr(table, name)[rows], expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
     def rank(self, entry: Entry, there: list[Entry]) -> Any:
         newer = sum(other.prompt == entry.prompt and other.serial > entry.serial for other in there)
@@ -465,15 +475,16 @@ class Naive:
         count = int(self.setting("mixer").partition("=")[2][:-1])
         key = {"newest": lambda one: -one.serial, "score": lambda one: (-round(one.score, 4), -one.serial)}
         expected: dict[int, list[tuple[int, int, int]]] = {}
-        empty, wanted = 0, min(len(slots), most)
+        empty, wanted, drawn = [], min(len(slots), most), set()
         for slot in slots:
-            fitting = [entry for entry in eligible if entry.prompt == self.prompts[slot]]
+            fitting = [one for one in eligible if one.prompt == self.prompts[slot] and one.serial not in drawn]
             if by == "uniform":
                 fitting = [entry for entry in fitting if slot in found and entry.serial == found[slot][0][1]]
             if not fitting:
-                empty += 1
+                empty.append(slot)
                 continue
             entry = min(fitting, key=key.get(by, key["newest"]))
+            drawn.add(entry.serial)
             scored_by = [~np.isnan(rewards).all(axis=0) for rewards in (entry.rewards, self.rewards[slot])]
             same_functions = self.setting("advantages") == "stored" or np.array_equal(*scored_by)
             rows = self.injected(entry, slot, count)
@@ -486,8 +497,10 @@ class Naive:
                 self.note(1, f"{what} would have been dead")
             elif len(expected) < most:
                 expected[slot] = rows
-        if eligible:
-            self.note(max(wanted - (len(slots) - empty), 0), "no group of a slot's prompt can be replayed")
+        for slot in empty[: max(wanted - len(drawn), 0)] if eligible else []:
+            is_there = any(entry.prompt == self.prompts[slot] for entry in eligible)
+            further = "a slot's prompt has no further group: each is replayed once a batch"
+            self.note(1, further if is_there else "no group of a slot's prompt can be replayed")
         if by == "uniform":
             expected = {slot: rows for slot, rows in expected.items() if slot in found}
         self.same("rows beside fresh ones are", found, dict(sorted(expected.items())))
@@ -531,8 +544,24 @@ class Naive:
         for serial, slot in zip(serials, slots, strict=True):
             total, trains = self.total[slot], self.trains[slot] & ~out[slot]
             value = float(score(total, self.own[slot], update))
-            prompt = int(self.prompts[slot])
-            self.waiting.append(Entry(serial, prompt, update, self.rewards[slot], total, trains, value))
+            columns, prompt = {**self.columns(slot, out[slot]), "score": value}, int(self.prompts[slot])
+            self.waiting.append(Entry(serial, prompt, columns, update, self.rewards[slot], total, trains, value))
+
+    def columns(self, slot: int, masked: Any) -> dict[str, Any]:
+        """What the table must have of a group of the last batch, in which these rows are masked."""
+        watch, total = self.watch, self.total[slot]
+        places = range(slot * SIZE, (slot + 1) * SIZE)
+        rows = [original(watch.steps[-1][0], row, watch.pad) for row in places]
+        logps = [watch.policy[-1][place][row["mask"]].double() for place, row in zip(places, rows, strict=True)]
+        items = np.array([counted_tokens(row) for row in rows])
+        scored = total[~np.isnan(total)]
+        return {
+            "row_rewards": self.rewards[slot], "row_reward": total, "row_advantage": self.own[slot],
+            "row_length": [len(row["ids"]) for row in rows], "row_items": items, "row_masked": masked,
+            "row_logp": [float(one.mean()) for one in logps], "items": items[~masked].sum(), "origin": 0, "owner": 0,
+            "tokens": sum(map(len, logps)),
+            "reward_mean": scored.mean() if len(scored) else 0.0, "reward_std": std(total),
+        }  # fmt: skip
 
     def flags(self, update: int, generated: bool) -> tuple[list[bool], list[bool]]:
         """Rows that are silent, and rows that are in no denominator: those of which none is left stay there."""

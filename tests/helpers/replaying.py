@@ -329,9 +329,7 @@ class Watch:
         _, excluded = self.left_out(step)
         if not all(excluded):
             rows = [row for row, is_out in zip(rows, excluded, strict=True) if not is_out]
-        if COUNTS_TRUNCATED:
-            return sum(int((torch.ones_like(row["ids"]) * row.get("tool_mask", 1)).sum()) for row in rows)
-        return sum(int(row["mask"].sum()) for row in rows)
+        return sum(map(counted_tokens, rows))
 
     def is_all_wrong(self, row: int) -> bool:
         """Tells whether no row passes in the fresh group whose place a row of the batch takes."""
@@ -372,6 +370,11 @@ class Watch:
         composed, count = original(self.steps[-1][1], place, self.pad), len(row["ids"])
         known = [key for key in ("advantage", "old_per_token_logps", "ref_per_token_logps") if key in composed]
         return row | {key: composed[key][:count] if torch.is_tensor(composed[key]) else composed[key] for key in known}
+
+
+def counted_tokens(row: dict[str, Any]) -> int:
+    """Tokens of a row in `num_items_in_batch`."""
+    return int((torch.ones_like(row["ids"]) * row.get("tool_mask", 1) if COUNTS_TRUNCATED else row["mask"]).sum())
 
 
 def tokens_of(row: dict[str, Any]) -> tuple[list[int], list[int]]:

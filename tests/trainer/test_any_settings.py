@@ -82,7 +82,7 @@ AXES = {
     "saved": [{}, {"save_strategy": "steps", "save_steps": 6}],
     "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
     "rewards": [0.0, 0.0, 100.1],
-    "turns": [1, 2, 1],
+    "prompts": [[[0, 1, 2]], [[0, 1, 2], [3, 4, 5]], [[0, 1, 2]], [[0, 1, 0], [2, 0, 1]]],
     "logging": [1, 1, 3],
     "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, {"replay_refill": "same(rounds=1)"}],
     "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed"],
@@ -147,8 +147,7 @@ def settings_of(chosen):
         training = {
             key: value for key, value in training.items() if key not in ("tokens", "top_entropy_quantile", "sampled")
         }
-    if chosen["turns"] > 1:
-        training["rows"] = [{"prompt": prompt} for prompt in PROMPTS]
+    training["rows"] = [{"prompt": PROMPTS[number]} for batch in chosen["prompts"] for number in batch]
     if chosen["completions"]:
         training.pop("top_entropy_quantile", None)  # several tokens have the same entropy
     if "tokens" in training:
@@ -321,7 +320,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and
         session = trl_replay.attach(trainer, **replay, replay_plugins=["mine"] if edits else None)
         watch = watched(trainer, session)
         watch.counts_kl = KL[replay.get("replay_kl", "all")]
-        naive = Naive(session, watch, script, replay, edits, chosen["turns"])
+        naive = Naive(session, watch, script, replay, edits, chosen["prompts"])
         trainer.add_callback(ReadBack(session, naive))
         trainer.train()
     check_batches(watch)

@@ -25,10 +25,6 @@ def bounded(bounds, logps, old, **others):
     return result.old_logps.tolist()
 
 
-def test_masked_tokens_are_left_alone():
-    assert bounded(Bounds(), [[-1.0, -1.0]], [[-1.0, -90.0]], mask=[[True, False]]) == [[-1.0, -90.0]]
-
-
 def reference(bounds, new, old, ref):
     tokens = rows([[new]])
     seen = bounds.reference(tokens, torch.tensor([[old]]), torch.tensor([[ref]]), tokens.mask)
