@@ -71,7 +71,7 @@ def mixed_advantages(
     before, size = watch.steps[step][0], watch.size
     fresh = watch.rewards[step].tolist()
     batch = [fresh[begin : begin + size] for begin in range(0, len(fresh), size)]
-    expected = before["advantages"].tolist()
+    expected = before["advantages"].view(-1).tolist()
     parts: list[tuple[list[int], bool]] = []  # rows that are normalized together, and whether they are fresh alone
     rewards = dict(enumerate(fresh))
     for begin in range(0, len(fresh), size):
@@ -83,7 +83,7 @@ def mixed_advantages(
         whole = len(taken) == size and one_entry
         if mode == "stored" or (mode == "auto" and whole):
             for row, (origin, source) in taken.items():
-                expected[row] = float(watch.steps[origin][0]["advantages"][source])
+                expected[row] = float(watch.steps[origin][0]["advantages"].view(-1)[source])
             continue
         rewards |= {row: watch.rewards[origin][source].tolist() for row, (origin, source) in taken.items()}
         if mode == "split":

@@ -114,7 +114,8 @@ class Naive:
         self.told, self.logged = dict(self.counts), {}  # when last logged; by update, what each batch adds to the log
         self.lowest, self.highest = np.inf, -np.inf  # of all rewards
         self.calls = self.batches = self.rounds = 0
-        self.reasons, self.ended = Counter(), Counter()  # why less was replayed; entries that a limit has ended
+        self.reasons = Counter()  # why less was replayed
+        self.ended = Counter(replay_max_age=0, replay_max_uses=0)  # entries that a limit has ended
         self.scored = []  # per call of the reward functions, what scoring returned
         to_cpu = session.step.judge.to_cpu
         session.step.judge.to_cpu = lambda batch: to_cpu(self.scored.append(batch) or batch)
@@ -228,7 +229,7 @@ class Naive:
                 original(batch, of, self.watch.pad)
                 for batch, of in ((self.watch.steps[-1][0], row), (self.scored[call], source))
             )
-            assert_same_row({**found, "advantage": scored["advantage"]}, scored)
+            assert_same_row({**found, "advantage": 0.0}, {**scored, "advantage": 0.0})
         for name in ("rewards", "total", "trains", "own", "dead"):
             setattr(self, name, held[name])
         for kept, name in ((self.trained, "own"), (self.masked, "masked"), (self.failed, "failed")):
@@ -277,9 +278,10 @@ class Naive:
 
     def shape(self, advantages: Any, total: Any, trains: Any) -> dict[str, Any]:
         """What the plugin makes of groups' advantages, which rows it masks, and which groups are dead then."""
-        own, masked = advantages, np.zeros(advantages.shape, bool)
+        masked = np.isnan(advantages)
+        own = advantages = np.where(masked, 0.0, advantages)
         if self.plugin == "advantages":
-            masked[:, -1] = self.plugin_masks(self.watch.updates[-1])
+            masked[:, -1] |= self.plugin_masks(self.watch.updates[-1])
             own = np.where(masked, 0.0, shaped(own, self.watch.updates[-1]) if not self.setting("mixer") else own * 2)
         trains = trains & ~masked
         dead = (self.as_trl & (np.ptp(own, axis=1) < 1e-3)) | ~((np.abs(own) > 1e-3) & trains).any(axis=1)
@@ -465,6 +467,9 @@ class Naive:
         if sampler == "least_used":
             uses = sorted(entry.uses for entry in eligible)
             self.same("drawn are uses", sorted(by_serial[serial].uses for serial in drawn), uses[: len(drawn)])
+        elif sampler == "proportional":
+            signs = sorted((entry.score > 0 for entry in eligible), reverse=True)
+            self.same("scores above 0 are", [by_serial[serial].score > 0 for serial in drawn], signs[: len(drawn)])
         elif sampler in ("newest", "top"):
             key = {"newest": lambda one: -one.serial, "top": lambda one: (-round(one.score, 4), -one.serial)}[sampler]
             self.same("drawn are", drawn, [entry.serial for entry in sorted(eligible, key=key)][: len(drawn)])
@@ -595,9 +600,8 @@ class Naive:
         """`(rows,)`: those of a composed batch."""
         watch, mode = self.watch, self.setting("advantages")
         if self.setting("mixer"):
-            found = advantages_by_hand.mixed_advantages(watch, step, mode, *self.policy).numpy() * (
-                2 if self.plugin == "advantages" else 1
-            )
+            found = advantages_by_hand.mixed_advantages(watch, step, mode, *self.policy).nan_to_num().numpy()
+            found = found * (2 if self.plugin == "advantages" else 1)
         else:
             found = self.trained[step].copy()
             for row, stored in watch.taken[step].items():

