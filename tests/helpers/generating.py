@@ -8,6 +8,7 @@ from typing import Any
 
 import replaying
 import torch
+from image_rows import assert_same_images
 from releases import COUNTS_TRUNCATED
 from replaying import Watch, assert_identical, check_losses, original
 
@@ -123,5 +124,7 @@ def assert_same_row(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert_identical(found[key], value, key)
         elif key == "ratio_width":  # of the batch: one number a row, or as many as its longest completion has
             assert (found[key] == 1) == (value == 1)
+        elif key == "images":
+            assert_same_images(found[key], value)
         else:
             assert found[key] == value, key

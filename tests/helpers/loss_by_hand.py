@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from releases import SCALES_BY_BATCH
 
+IMAGES = ("pixel_values", "image_grid_thw")
+"""What a model takes of images."""
+
 
 def forward(
     trainer: Any, rows: list[dict[str, Any]], micro: Any, model: Any = None, gradients: bool = False
@@ -26,6 +29,11 @@ def forward(
         ids[number, begin:left], ids[number, left:end] = row["prompt"], row["ids"]
         attention[number, begin:left], attention[number, left:end] = 1, row["attention"]
     extra = {"output_router_logits": True} if setting(trainer, "aux_loss_enabled") else {}
+    if len(rows) == 1 and "images" in rows[0]:
+        types = torch.cat([rows[0]["types"], torch.zeros_like(rows[0]["ids"])])
+        extra |= {**{key: rows[0]["images"][key] for key in IMAGES}, "mm_token_type_ids": types[None]}
+    elif hasattr(trainer.model.config, "vision_config"):  # or it takes positions of the last generation
+        extra["position_ids"] = torch.arange(left + right).expand(3, len(rows), -1)
     with torch.set_grad_enabled(gradients):
         out = (model or trainer.model)(input_ids=ids, attention_mask=attention, **extra)
     logps = torch.log_softmax(out.logits[:, left - 1 : -1].float() / trainer.args.temperature, dim=-1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from corrected import ARGUMENTS, SHIFTS, Gate, weights_by_hand
+from image_rows import assert_same_images, by_row
 from log_by_hand import LossLog
 from loss_by_hand import Row, differentiable_loss, entropy_threshold, forward, forward_alone, setting
 from releases import COUNTS_TRUNCATED
@@ -393,6 +394,11 @@ def original(batch: Batch, row: int, pad: int) -> dict[str, Any]:
         "attention": mask[:length],
         "advantage": float(advantage) if advantage.numel() == 1 else advantage[:length].detach(),
     }
+    if batch.get("pixel_values") is not None and batch["num_images"][row]:
+        found["images"] = by_row(batch)[row]
+        if "mm_token_type_ids" in batch:
+            mask = batch["prompt_mask"][row].bool()
+            found["types"] = batch["mm_token_type_ids"][row, : len(mask)][mask]
     for key in PER_TOKEN:
         if batch.get(key) is not None and key in batch:
             found[key] = dict.__getitem__(batch, key)[row, :length]
@@ -543,8 +549,12 @@ def check_batches(watch: Watch) -> None:
                 step, source = watch.source(*taken)
                 assert step < number
                 stored = original(watch.steps[step][0], source, watch.pad)
+            assert ("images" in found) == ("images" in stored)
             for key, value in stored.items():
                 if key == "ratio_width" or (key == "advantage" and by_hand is not None):
+                    continue
+                if key == "images":
+                    assert_same_images(found[key], value)
                     continue
                 if taken is None:
                     assert_identical(found[key], value, key)

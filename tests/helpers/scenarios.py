@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pictures
 import torch
 from advantages_by_hand import mixed_advantages
 from corrected import FAR, MASKED, SHIFTED
@@ -19,7 +20,7 @@ from credit import Credit
 from generating import PROMPTS, Coins, check_rounds
 from methods import EVERY_GROUP, INJECTED, MOST
 from methods import SCRIPT as LIVELY
-from releases import CLIPPED_RATIOS
+from releases import CLIPPED_RATIOS, SAMPLES_IMAGE_TOKENS
 from replaying import build, check_batches, check_losses, loadable_model, watched
 from sampling import LENGTHS, StandIn
 from support import DEAD, HALF, LIVE, Act, Rewards, logged, plugin, record, replayed, truncating
@@ -196,6 +197,13 @@ def made(folder: Any, settings: dict[str, Any], rewards: Any, make: Callable[...
         arguments["peft_config"] = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
     elif settings.get("beta"):
         settings["model"] = loadable_model(folder)
+    counts = settings.pop("images", ())
+    if counts:
+        settings["model"], settings["tokenizer"] = pictures.qwen2_vl()
+        numbers = [int(row["prompt"]) for row in settings.pop("rows")]
+        arguments["train_dataset"] = pictures.dataset(counts).select(numbers * 16)
+        if SAMPLES_IMAGE_TOKENS:
+            settings["generation_kwargs"] = {"suppress_tokens": [settings["model"].config.image_token_id]}
     if settings.pop("truncating", False):
         settings |= {"mask_truncated_completions": True, "max_completion_length": 12}
         arguments["rollout_func"] = truncating()

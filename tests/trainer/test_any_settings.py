@@ -38,6 +38,7 @@ if Version("1.10.0") <= TRL:
     BONUS = {"entropy_coef": 0.05}
     BOTH = {**BONUS, "top_entropy_quantile": 0.386}
     CONTROL = {**BONUS, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
+PICTURED = {"images": (2, 1, 1, 3, 1, 2)}
 ROWS = {"replay_selector": "always(share=1.0)"}
 AXES = {
     "loss": LOSSES,
@@ -87,7 +88,7 @@ AXES = {
     "logging": [1, 1, 3],
     "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, {"replay_refill": "same(rounds=1)"}],
     "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed", "Masking", "Column"],
-    "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}],
+    "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}, PICTURED],
     "other": [
         {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.55}, BONUS, BOTH,
         CONTROL, {"off_policy_mask_threshold": 0.02},
@@ -123,6 +124,8 @@ def covering(axes, runs):
 
 def settings_of(chosen):
     """Those of the trainer and of replay, where they go together; and what a plugin edits."""
+    if "images" in chosen["trainer"]:
+        chosen = {**chosen, "beta": {}, "completions": {}, "class": "GRPOTrainer", "saved": {}}
     level = "sequence" if chosen["loss"] == "luspo" else chosen["level"]
     training = {
         "loss_type": chosen["loss"], "importance_sampling_level": level, "scale_rewards": chosen["scale"],
@@ -138,6 +141,8 @@ def settings_of(chosen):
         "replay_buffer_size": 64 if chosen["start"] == "adaptive" else chosen["size"],
         "replay_max_fraction": chosen["fraction"], "replay_pass_reward": 0.5,
     }  # fmt: skip
+    if "images" in training:
+        replay = {"replay_record": "forward", **replay}
     edits = chosen["plugin"]
     replay["replay_pass_reward"] += chosen["rewards"]
     if chosen["class"] in OWN and "tokens" not in training:
@@ -148,7 +153,8 @@ def settings_of(chosen):
         training = {
             key: value for key, value in training.items() if key not in ("tokens", "top_entropy_quantile", "sampled")
         }
-    training["rows"] = [{"prompt": PROMPTS[number]} for batch in chosen["prompts"] for number in batch]
+    numbers = [number for batch in chosen["prompts"] for number in batch]
+    training["rows"] = [{"prompt": str(number) if "images" in training else PROMPTS[number]} for number in numbers]
     if chosen["completions"] or len({*chosen["prompts"][0]}) < 3:
         training.pop("top_entropy_quantile", None)  # several tokens have the same entropy
     if "tokens" in training:
