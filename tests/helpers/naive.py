@@ -30,6 +30,9 @@ LATEST = ("size", "tasks", "rollouts", "replay_ratio")
 """Keys of which a log entry has the sum of its batches, and the last value."""
 ALWAYS = 10**9
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
+TAKEN_AWAY = (
+    "a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the plugin 'mine'"
+)
 UNMIXED = "a stored row can't be mixed: its rewards are not known, or not of the functions that scored fresh ones"
 SCORES = {
     "advantage_std": lambda rewards, advantages, update: np.abs(advantages).sum() * std(rewards),
@@ -148,7 +151,8 @@ class Naive:
         if generated or self.drawn:
             watch.out.append(self.flags(update, generated))
             halved = [self.plugin == "plan" and (generated or slot in self.filled) for slot in range(SLOTS)]
-            self.factors.append(np.repeat(np.where(halved, 0.5, 1.0), SIZE))
+            factors = np.where(self.zeroed(update) & halved, 0.0, np.where(halved, 0.5, 1.0))
+            self.factors.append(np.repeat(factors, SIZE))
         else:
             for kept in (watch.out, self.factors):
                 kept.append(kept[watch.generated])
@@ -580,6 +584,7 @@ class Naive:
                 masked[slot, place] = self.masked[born][source] or self.failed[born][source]
             else:
                 masked[slot, place] = self.masked[-1][row] or not generated
+        before, zeroed = masked.all(axis=1), self.zeroed(update)
         if self.plugin == "plan":
             masked[:, 1] |= update % 2 == 1
             silent[:, 2] = True
@@ -589,12 +594,20 @@ class Naive:
         whole = masked.all(axis=1)
         self.counts["excluded"] += int(whole.sum()) * generated
         self.counts["masked"] += int(masked[~whole].sum()) * generated
+        mute, stays = masked | silent, np.isin(np.arange(SLOTS), empty)
+        nothing = mute.all(axis=1) | zeroed
         if generated:
-            mute, stays = masked | silent, np.isin(np.arange(SLOTS), empty)
             self.counts["muted"] += int(mute[~stays].sum())
-            self.counts["dead_after"] += int((mute.all(axis=1) | stays).sum())
+            self.counts["dead_after"] += int((nothing | stays).sum())
+        else:
+            stays = ~np.isin(np.arange(SLOTS), [*self.filled])
+        self.note(int((nothing & ~before & ~stays).sum()), TAKEN_AWAY)
         left = not masked.all()
         return (masked | silent).ravel().tolist(), (masked & left).ravel().tolist()
+
+    def zeroed(self, update: int) -> Any:
+        """Slots of which a plugin takes all advantages away."""
+        return (np.arange(SLOTS) == 0) & (self.plugin == "plan" and update % 3 == 2)
 
     def advantages(self, step: int) -> Any:
         """`(rows,)`: those of a composed batch."""

@@ -228,6 +228,8 @@ def serials(table, rows):
 
 def edit(plan, context):
     plan.advantages = np.where(plan.entry == EMPTY, 1.0, 0.5) * plan.advantages
+    if context.iteration == 0 or (plan.entry[0] != EMPTY).any():
+        plan.advantages[0] *= context.update % 3 != 2
     plan.masked[:, 1] |= context.update % 2 == 1
     plan.silent[:, 2] = True
     plan.kl[:, 0] = False
@@ -262,7 +264,9 @@ class Copied(GRPOTrainer):
         for freeze in (torch.no_grad, partial(frozen, model)):
             with freeze():
                 self._get_per_token_logps_and_entropies(model, ids, mask, width)
-        return COPY(self, model, inputs)
+        loss = COPY(self, model, inputs)
+        self._get_per_token_logps_and_entropies(model, ids, mask, width)
+        return loss
 
 
 class Reordered(GRPOTrainer):
@@ -321,6 +325,10 @@ class ReadBack(transformers.TrainerCallback):
             return  # training ends in the midst of a generation batch, and its groups are in no checkpoint
         if self.naive.waiting is not None:
             self.naive.finish()
+        self.session.buffer.clear()
+        self.session.totals.counters.clear()
+        limiter = self.session.buffer.policy.limiter
+        limiter.load_state_dict(dict.fromkeys(limiter.state_dict(), 0))
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         saving.load(self.session, self.session.trainer, nullcontext, str(folder))
 
