@@ -3,6 +3,7 @@
     python tests/mutants.py                          # the named ones, and a sample of the others
     python tests/mutants.py loss/tap.py --sample 0   # every change to one module
     python tests/mutants.py --named                  # only those that went unnoticed once
+    python tests/mutants.py 'step/*.py' --alone --limit 900  # what any settings notice by themselves
 
 Each change is made in a copy of the package that is imported in the place of this one. The test files that are named
 after the module run first, then a broad one; the first failure ends them. What runs is forked from this process: so

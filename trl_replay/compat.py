@@ -611,12 +611,11 @@ def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     width = batch["completion_ids"].size(1)
     rows = trainer.args.per_device_train_batch_size
-    kind = type(trainer)
-    made = [vars(base)[LOGPS] for base in kind.__mro__ if LOGPS in vars(base)]  # an override may take any argument
-    named = {name for method in made for name in inspect.signature(method).parameters}
-    images = {key: value for key, value in batch.items() if key in named and value is not None}
+    methods = [vars(base)[LOGPS] for base in type(trainer).__mro__ if LOGPS in vars(base)]
+    named = inspect.signature(methods[-1]).parameters  # TRL's: an override may take any, and hand them on
+    images = {key: batch[key] for key in named if batch.get(key) is not None}
     with torch.no_grad():
-        logps: torch.Tensor = getattr(kind, LOGPS)(trainer, model, ids, mask, width, batch_size=rows, **images)[0]
+        logps: torch.Tensor = methods[0](trainer, model, ids, mask, width, batch_size=rows, **images)[0]
     return logps
 
 

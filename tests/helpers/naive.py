@@ -17,14 +17,11 @@ from generating import assert_same_row
 from replaying import Watch, counted_tokens, original
 
 from trl_replay.base.validation import Named
+from trl_replay.data.counters import COUNTERS
 from trl_replay.session import Session
 
 SIZE, SLOTS = 4, 3
-COUNTED = (
-    "stored", "replaced", "rows", "evicted", "retired", "refused", "iterated", "dead", "all_wrong", "all_right",
-    "failed", "lost", "excluded", "masked", "muted", "dead_after", "entries", "age", "uses", "score", "refilled",
-    "generated", "groups", "at_lowest", "at_highest", "untrained",
-)  # fmt: skip
+COUNTED = {*COUNTERS} - {"items", "items_delta", "surplus", "size", "tasks", "bytes"}
 SUMMED = ("stored", "evicted", "refused", "retired", "failed_rows", "lost")
 LATEST = ("size", "tasks", "rollouts", "replay_ratio")
 """Keys of which a log entry has the sum of its batches, and the last value."""

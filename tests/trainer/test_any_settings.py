@@ -359,9 +359,7 @@ def check_log(trainer, naive):
 
 @pytest.mark.usefixtures("all_metrics")
 @pytest.mark.parametrize("run", range(RUNS))
-def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and_32_and_35_and_81_and_137_any_settings(
-    tmp_path, run
-):
+def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and_32_and_35_any_settings(tmp_path, run):
     chosen = covering(AXES, RUNS)[run]
     training, replay, edits = settings_of(chosen)
     script = rewards_of(run, training, replay, edits)

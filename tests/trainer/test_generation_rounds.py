@@ -47,18 +47,6 @@ def test_nothing_is_generated_again_in_a_dry_run_or_with_replay_off(tmp_path, ho
 # how many rounds
 
 
-def test_where_no_group_is_ever_live_training_goes_on(tmp_path):
-    coins = Coins(0.0)
-    run = rounds(tmp_path, rewards=coins, replay_refill="new(rounds=3)")
-    assert [len(call) for call in coins.calls] == [3] * 16
-    metrics = run.session.metrics
-    assert (metrics["replay/rounds"], metrics["replay/refilled_fraction"]) == (3, 0)
-    assert metrics["replay/dead_fraction"] == metrics["replay/dead_fraction_after"] == 1
-
-
-# which prompts
-
-
 def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_again(tmp_path):
     coins = Coins(0.2, seed=1)
     trainer = make_trainer(tmp_path, coins, PROMPTS[:12], max_steps=6, shuffle_dataset=True)

@@ -5,15 +5,10 @@ every loss type, importance level and beta, and those of the same form through t
 what the loss makes of it is not. Those of trl-replay-papers have tests there.
 """
 
-import numpy as np
 import pytest
 import torch
-from corrected import PROXIMAL
-from replaying import train_corrected
 from scenarios import Scenario, follow, train
 from support import DEAD, LIVE, Spy
-
-import trl_replay
 
 
 @pytest.mark.parametrize("settings", [{"replay_correction": "truncated"}, {"replay_max_weight": 1.05}])
@@ -21,21 +16,6 @@ def test_76_as_many_rows_as_tokens_are_no_advantages_of_tokens(tmp_path, setting
     """12 rows of 12 tokens, and a weight for each token."""
     trainer, _ = follow(tmp_path, Scenario({"max_completion_length": 12}, settings))
     assert {loss["inputs"]["completion_ids"].shape for loss in trainer.losses} == {(12, 12)}
-
-
-def test_a_shift_moves_an_advantage_of_0_and_no_masked_row(tmp_path):
-    last_masked = {"advantages": lambda groups: np.where(np.arange(4) == 3, np.nan, groups.advantages)}
-    settings = {"trainer_class": Spy, "max_steps": 3, "scale_rewards": "none", "hooks": last_masked}
-
-    def shift(rows, context):
-        return trl_replay.Corrected(rows.logps, shift=torch.full((len(rows.ages),), 0.1))
-
-    run = train(tmp_path, [[1.0, 0.5, 0.0, 0.5]] * 3, [DEAD] * 3, replay_correction=shift, **settings)
-    fresh, *later = [loss["inputs"]["advantages"].sort().values for loss in run.trainer.losses]
-    torch.testing.assert_close(fresh, torch.tensor([-0.5, 0.0, 0.0, 0.5]).repeat_interleave(3))
-    assert len(later) == 2
-    for advantages in later:
-        torch.testing.assert_close(advantages, torch.tensor([-0.4, 0.0, 0.1, 0.6]).repeat_interleave(3))
 
 
 def test_per_weighs_against_the_samplers_preferences(tmp_path):
@@ -52,18 +32,3 @@ def test_per_weighs_against_the_samplers_preferences(tmp_path):
             weights += [1.0 if update == 0 else (signal / 0.75) ** -beta] * 4
         expected = torch.tensor(weights) * after["advantages"]
         torch.testing.assert_close(loss["inputs"]["advantages"].sort().values, expected.sort().values)
-
-
-def test_the_proximal_policy_is_that_of_the_first_forward(tmp_path):
-    """With two iterations, the second update's proximal policy is the first one's, not the trained one."""
-    trainer, _ = train_corrected(tmp_path, PROXIMAL, by_hand=False, num_iterations=2, max_steps=6)
-    pairs = []
-    for first, second in zip(trainer.losses[::2], trainer.losses[1::2], strict=False):
-        replayed = first["inputs"].rows[:, 0] < 0
-        if replayed.any():
-            mask = first["inputs"]["completion_mask"][replayed].bool()
-            pairs.append((first["logps"][replayed][mask], second["inputs"]["old_per_token_logps"][replayed][mask]))
-            assert not torch.equal(second["logps"][replayed][mask], pairs[-1][0]), "the policy has moved in between"
-    assert pairs
-    for proximal, old in pairs:
-        assert torch.equal(proximal, old)

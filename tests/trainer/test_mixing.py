@@ -7,9 +7,8 @@ import pictures
 import pytest
 import torch
 from datasets import concatenate_datasets
-from image_rows import assert_same_images, by_row
 from methods import INJECTED, SCRIPT
-from scenarios import Scenario, compared, follow, train
+from scenarios import Scenario, follow, train
 from support import DEAD, HALF, LIVE, Rewards, plugin, shaping
 
 import trl_replay
@@ -44,24 +43,6 @@ def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_pa
 
 def of_pictures(folder, rows, rewards, **settings):
     return pictures.make_trainer(folder, pictures.qwen2_vl(), concatenate_datasets([rows] * 8), rewards, **settings)
-
-
-def test_rows_are_mixed_with_their_images(tmp_path):
-    rows = pictures.dataset((1, 2, 1)).select(range(3))  # the same three questions in every batch
-    trainer = of_pictures(tmp_path, rows, Rewards(*SCRIPT), max_steps=6)
-    trainer.independent = False
-    whole = {"replay_record": "loss", "replay_selector": "zero_std"}
-    compared(trainer, {**INJECTED, "replay_advantages": "auto", **whole}, gradients=False)
-    watch = trainer.watch
-    for step, (before, after) in enumerate(watch.steps):
-        found, fresh = by_row(after), by_row(before)
-        for row in range(12):
-            taken = watch.taken[step].get(row)
-            expected = fresh[row]
-            if taken is not None:
-                when, source = watch.source(*taken)
-                expected = by_row(watch.steps[when][0])[source]
-            assert_same_images(found[row], expected)
 
 
 def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path):

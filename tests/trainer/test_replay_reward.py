@@ -95,13 +95,6 @@ def test_108_a_reward_of_the_least_of_a_success_is_one(tmp_path, least):
     assert metrics["replay/all_wrong_fraction"] == pytest.approx(1 / 3)
 
 
-def test_solved_prompts_are_told_by_the_function_that_counts(tmp_path):
-    """A format reward of 1 and no right answer: by the sum, everything passes."""
-    session = accurate(tmp_path, rewards=functions([DEAD] * 3, length=[1.0] * 4), max_steps=12, replaced=0).session
-    assert session.metrics["replay/lowest_fraction"] == 1.0
-    assert "These prompts are solved" not in session.explain()
-
-
 def test_a_group_that_the_function_does_not_score_is_judged_by_the_sum(tmp_path):
     run = accurate(tmp_path, [NOT_SCORED, DEAD, LIVE], max_steps=3)
     assert run.counters["dead"] == 3, "the second group of each batch"

@@ -21,12 +21,9 @@ def test_row_columns_say_what_the_payload_holds(tmp_path):
     for row, serial in enumerate(table.serial.tolist()):
         entry = run.session.entry(serial)
         assert table.row_rewards[row, :, 0].tolist() == entry.rewards["scripted"]
-        assert table.row_reward[row].tolist() == entry.rewards["scripted"]
         assert table.row_advantage[row].tolist() == entry.advantages
         means = [sum(logps) / len(logps) for logps in entry.logps]
         assert table.row_logp[row].tolist() == pytest.approx(means, abs=1e-5)
-        assert table.row_length[row].tolist() == [len(logps) for logps in entry.logps]
-        assert table.row_items[row].sum() == table.items[row]
         assert entry.columns["row_length"] == table.row_length[row].tolist()
         assert entry.masked == [False] * 4
 

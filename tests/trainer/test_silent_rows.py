@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from methods import EVERY_GROUP, SAME_PROMPT
 from scenarios import train
-from support import DEAD, HALF, rollout_of, scoring, tokens_of_replayed, truncating
+from support import DEAD, HALF, rollout_of, tokens_of_replayed, truncating
 
 from trl_replay.loss.supply import ROWS, SILENT
 
@@ -62,36 +62,6 @@ def test_18_and_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_d
     chosen = {"rollout": rollout, "hooks": hooks, "replaced": 0, "replay_buffer_size": 0}
     run = truncated(tmp_path, [rewards, HALF, HALF], [HALF], max_steps=1, replay_refill="new(rounds=1)", **chosen)
     assert run.counters["generated"] == 4
-
-
-def test_64_a_mixed_group_that_would_train_no_row_with_an_advantage_stays_fresh(tmp_path):
-    """Two of four pass, and both rows that are left beside the stored ones have an advantage of 0."""
-    mixing = {**INJECT, "replay_mixer": rows(-1, 1, -1, 3)}
-    run = truncated(tmp_path, ALL_HALF, [MIDDLE] * 3, replaced=6, **mixing)
-    assert run.counters["dead"] == 6
-    for _, after in run.steps[1:]:
-        advantages = after["advantages"].view(3, 4)
-        tokens = after["completion_mask"].sum(dim=1).view(3, 4)
-        assert bool(((advantages.abs() > 1e-6) & (tokens > 0)).any(dim=1).all())
-
-
-def two_masked(batch):
-    """The first row of the first group, and the second of the second."""
-    batch["advantages"][[0, 5]] = float("nan")
-    return batch
-
-
-def test_134_a_plugin_unmasks_no_row_that_the_trainer_masked(tmp_path):
-    centered = {"advantages": lambda groups: groups.reward - groups.reward.mean(axis=1, keepdims=True)}
-    settings = {"hooks": centered, "max_steps": 1, "trainer_class": scoring(two_masked)}
-    ((_, after),) = train(tmp_path, ALL_HALF, replaced=0, replay_buffer_size=0, **settings).steps
-    masked = (after[ROWS][:, 1] & SILENT).bool()
-    assert masked.nonzero().flatten().tolist() == [0, 5]
-    assert after["advantages"].view(3, 4).tolist() == [
-        [0.0, 0.5, -0.5, -0.5],
-        [0.5, 0.0, -0.5, -0.5],
-        [0.5, 0.5, -0.5, -0.5],
-    ]
 
 
 def longest_masked(groups):

@@ -10,7 +10,7 @@ from credit import Credit
 from methods import INJECTED
 from replaying import build, replay
 from scenarios import train
-from support import COLUMN, DEAD, HALF, LIVE, Rewards, Spy, weights_hash
+from support import COLUMN, DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.data.types import ADVANTAGES
@@ -59,13 +59,6 @@ def test_tokens_that_cancel_are_not_dead_and_their_group_scores_by_their_sizes(t
     assert [abs(value) for value in found] == pytest.approx([1.4998, 0.4999, 0.4999, 0.4999], abs=1e-3)
     assert run.table.score[0] > 0
     assert run.counters["dead"] == 5
-
-
-def test_one_a_row_in_two_dimensions_trains_as_in_one(tmp_path):
-    for chosen in ({}, {**INJECTED, "replay_advantages": "joint"}):
-        runs = [train(tmp_path, *SCRIPT, trainer_class=kind, **chosen) for kind in (COLUMN, Spy)]
-        one, other = [(weights_hash(run.trainer), run.table.row_advantage.tolist()) for run in runs]
-        assert one == other
 
 
 class Unknown(Credit):

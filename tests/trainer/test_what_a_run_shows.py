@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from advised import outcome_of
 from scenarios import train
 from support import DEAD, HALF, LIVE, Rewards
 
@@ -52,12 +51,3 @@ def test_a_run_begins_and_ends_with_a_line_and_tells_what_it_is(tmp_path, capsys
     assert lines[-1].endswith("; session.explain() tells more")
     assert len(lines) == 2
     assert repr(session).startswith(f"<Session: {what}")
-
-
-def test_a_further_update_logs_the_share_of_its_groups_that_were_drawn_anew(tmp_path):
-    run = train(tmp_path, *SCRIPT, max_steps=8, num_iterations=2, replay_iterations="replay")
-    log = run.trainer.state.log_history
-    shares = [entry.get("replay/redrawn_fraction") for entry in log if "loss" in entry]
-    assert shares[::2] == [None] * 4
-    assert sum(share for share in shares[1::2] if share) * 3 == pytest.approx(run.counters["iterated"])
-    assert "drawn anew in further updates" in outcome_of(log).facts

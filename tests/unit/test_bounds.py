@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from fetched import metrics_of
 
 from trl_replay.compat import LossForm
 from trl_replay.data.types import Corrected, ReplayedRows
@@ -23,22 +22,6 @@ def rows(logps, mask=None):
 def bounded(bounds, logps, old, **others):
     result = bounds(rows(logps, **others), Corrected(torch.tensor(old)))
     return result.old_logps.tolist()
-
-
-def reference(bounds, new, old, ref):
-    tokens = rows([[new]])
-    seen = bounds.reference(tokens, torch.tensor([[old]]), torch.tensor([[ref]]), tokens.mask)
-    return float(seen)
-
-
-def test_a_kl_term_beyond_the_bound_is_dropped_and_one_within_it_stays():
-    bounds = Bounds()
-    assert reference(bounds, -3.5, -3.5, -1.0) == -1.0, "e^2.5 is 12"
-    assert reference(bounds, -4.5, -4.5, -1.0) == -4.5, "e^3.5 is 33"
-    assert reference(bounds, -1.0, -1.0, -90.0) == -21.0, "the other side is clamped"
-    assert reference(bounds, -1.0, -1.0, float("nan")) == -1.0
-    assert metrics_of(bounds.means) == {"replay/kl_dropped_fraction": 0.5}
-    assert metrics_of(bounds.means) == {}, "counted since the last call"
 
 
 NARROW = LossForm(sequence_level=True, clip_low=1 - 3e-4, clip_high=1 + 4e-4)

@@ -1,10 +1,9 @@
 """Candidates: the sums of their log-probs, and which of them can be stored."""
 
 import numpy as np
-import pytest
 import torch
 
-from trl_replay.batch.groups import Candidate, PendingGroups, trainable_sums
+from trl_replay.batch.groups import Candidate, PendingGroups
 from trl_replay.data.counters import Tally
 from trl_replay.data.types import Group
 from trl_replay.testing import make_groups
@@ -18,22 +17,6 @@ def group(**tensors):
 
 LOGPS = [-1.0, -2.0, -4.0, -8.0, -16.0, -32.0]
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize(
-    ("logps", "masks", "sums"),
-    [
-        (LOGPS, {}, [-7.0, -8.0, -48.0]),
-        (LOGPS, {"tool_mask": [1, 0, 1, 1, 0, 0]}, [-5.0, -8.0, 0.0]),
-        (LOGPS, {"completion_mask": [1, 1, 0, 0, 1, 1]}, [-3.0, 0.0, -48.0]),
-        (LOGPS, {"tool_mask": [1, 0, 1, 1, 0, 1], "completion_mask": [1, 1, 0, 0, 1, 1]}, [-1.0, 0.0, -32.0]),
-        ([-1.0, NAN, -2.0, -INF, -3.0, -4.0], {"tool_mask": [1, 0, 1, 0, 1, 1]}, [-3.0, 0.0, -7.0]),
-    ],
-)
-def test_sums_leave_out_the_tokens_that_the_loss_leaves_out(logps, masks, sums):
-    stored = group(completion_ids=[3] * 6, old_per_token_logps=logps, **masks)
-    assert trainable_sums([stored]).tolist() == sums
-    assert trainable_sums([stored, stored]).tolist() == [*sums, *sums]
 
 
 def test_only_candidates_of_which_every_row_is_known_and_finite_are_stored():

@@ -27,14 +27,6 @@ def test_138_a_row_is_gated_whose_trained_tokens_have_no_weight_whatever_its_pad
     assert metrics_of(stats)["replay/gated_fraction"] == 0.5
 
 
-@pytest.mark.parametrize("weights", [None, torch.tensor([0.0])])
-def test_without_a_trained_token_there_is_a_share_and_no_mean(weights):
-    stats = OffPolicyStats()
-    stats.add(rows([[2.0]], [[0]], [1.0]), weights)
-    assert metrics_of(stats) == {"replay/gated_fraction": 0.0}
-    assert metrics_of(OffPolicyStats()) == {}
-
-
 def test_huge_log_ratios_are_bounded():
     stats = OffPolicyStats()
     far = ReplayedRows(

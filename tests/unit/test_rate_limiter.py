@@ -29,11 +29,6 @@ def seen(limits, *batches):
         limits.observe(groups, groups.reward >= 0.5)
 
 
-@pytest.mark.parametrize(("fraction", "slots"), [(0.0, 0), (0.34, 1), (1 / 3, 1), (0.3, 0), (0.67, 2), (1.0, 3)])
-def test_a_fraction_is_rounded_down(fraction, slots):
-    assert allowed(limiter(replay_max_fraction=fraction), 3, 0) == (slots, "replay_max_fraction")
-
-
 ONE_OF_16, NONE_OF_16 = [LIVE, *[DEAD] * 15], [DEAD] * 16
 ONE_OF_10, NONE_OF_10 = ONE_OF_16[:10], [DEAD] * 10
 
@@ -63,22 +58,6 @@ def test_an_adaptive_start_waits_while_live_groups_are_rare_and_still_come(batch
     seen(limits, *batches)
     limits.inserted += stored
     assert allowed(limits, 16, 99)[0] == slots
-
-
-def test_the_limits_go_on_where_a_checkpoint_left_them():
-    settings = {"replay_start": "pass_rate(0.01)"}
-    limits, resumed = limiter(**settings), limiter(**settings)
-    seen(limits, [LIVE, DEAD, DEAD], [DEAD] * 3)
-    limits.inserted += 7
-    limits.drawn += 4
-    limits.prefilled = True
-    state = limits.state_dict()
-    new = limiter(**settings).state_dict()
-    assert all(state[name] != new[name] for name in state), "nothing is as in a new one"
-    resumed.load_state_dict(json.loads(json.dumps(state)))
-    assert resumed.state_dict() == state
-    for groups in (1, 4, 8, 32):
-        assert allowed(resumed, groups, 9) == allowed(limits, groups, 9)
 
 
 @pytest.mark.parametrize("begun", ["drawn", "prefilled"])
