@@ -31,7 +31,7 @@ from . import built_in
 from .base.progress import global_generators_kept
 from .data.rewards import RewardRule
 from .data.rewards import RewardSetup as RewardSetup
-from .data.types import Batch, Ints
+from .data.types import FIELDS, IMAGE_LAYOUTS, Batch, Ints
 from .errors import ContractError
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
@@ -594,6 +594,10 @@ def awaits_its_engine(trainer: Any) -> bool:
     return sharded and getattr(trainer, "deepspeed", None) is None
 
 
+OF_IMAGES = [spec.name for spec in FIELDS if spec.layout in (*IMAGE_LAYOUTS, "sequence")]
+"""Keys of a batch that the log-prob method takes, too."""
+
+
 def forward_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor | None:
     """Log-probs of a fresh batch under the policy that generated it, `(B, C)`, by one forward as TRL's own old
     log-probs are made: without gradients and without activation checkpointing. None where the batch holds them."""
@@ -611,11 +615,11 @@ def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     width = batch["completion_ids"].size(1)
     rows = trainer.args.per_device_train_batch_size
-    methods = [vars(base)[LOGPS] for base in type(trainer).__mro__ if LOGPS in vars(base)]
-    named = inspect.signature(methods[-1]).parameters  # TRL's: an override may take any, and hand them on
-    images = {key: batch[key] for key in named if batch.get(key) is not None}
+    method = getattr(type(trainer), LOGPS)
+    # not those that it names: TRL 1.14's own, and many an override, take any and hand them on
+    images = {key: batch[key] for key in OF_IMAGES if batch.get(key) is not None}
     with torch.no_grad():
-        logps: torch.Tensor = methods[0](trainer, model, ids, mask, width, batch_size=rows, **images)[0]
+        logps: torch.Tensor = method(trainer, model, ids, mask, width, batch_size=rows, **images)[0]
     return logps
 
 

@@ -81,7 +81,7 @@ class OfTokens:
 
 def near(rows: Any) -> torch.Tensor:
     log_ratios = rows.logps - rows.behavior_logps
-    return (log_ratios >= math.log(0.8)) & (log_ratios <= math.log(1.25)) & rows.mask
+    return (log_ratios >= math.log(0.8)) & (log_ratios <= math.log(1.25))
 
 
 mask_tokens = OfTokens(lambda rows: Corrected(rows.behavior_logps, near(rows).to(rows.logps.dtype)))

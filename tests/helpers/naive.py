@@ -146,10 +146,12 @@ class Naive:
         if generated:
             self.collect(update)
         if generated or self.drawn:
-            watch.out.append(self.flags(update, generated))
             halved = [self.plugin == "plan" and (generated or slot in self.filled) for slot in range(SLOTS)]
-            factors = np.where(self.zeroed(update) & halved, 0.0, np.where(halved, 0.5, 1.0))
-            self.factors.append(np.repeat(factors, SIZE))
+            factors = np.repeat(np.where(halved, 0.5, 1.0), SIZE).reshape(SLOTS, SIZE)
+            factors[0] *= not (halved[0] and update % 3 == 2)
+            factors[1, 0] *= not (halved[1] and update % 3 == 1)
+            self.factors.append(factors.ravel())
+            watch.out.append(self.flags(update, generated))
         else:
             for kept in (watch.out, self.factors):
                 kept.append(kept[watch.generated])
@@ -581,7 +583,7 @@ class Naive:
                 masked[slot, place] = self.masked[born][source] or self.failed[born][source]
             else:
                 masked[slot, place] = self.masked[-1][row] or not generated
-        before, zeroed = masked.all(axis=1), self.zeroed(update)
+        before = masked.all(axis=1)
         if self.plugin == "plan":
             masked[:, 1] |= update % 2 == 1
             silent[:, 2] = True
@@ -592,7 +594,11 @@ class Naive:
         self.counts["excluded"] += int(whole.sum()) * generated
         self.counts["masked"] += int(masked[~whole].sum()) * generated
         mute, stays = masked | silent, np.isin(np.arange(SLOTS), empty)
-        nothing = mute.all(axis=1) | zeroed
+        nothing = mute.all(axis=1)
+        if self.plugin == "plan":
+            is_zero = (np.abs(self.advantages(len(watch.steps) - 1)) < 1e-9).reshape(SLOTS, SIZE)
+            zeroed = (self.factors[-1] == 0).reshape(SLOTS, SIZE).any(axis=1)
+            nothing |= zeroed & (mute | is_zero).all(axis=1)
         if generated:
             self.counts["muted"] += int(mute[~stays].sum())
             self.counts["dead_after"] += int((nothing | stays).sum())
@@ -601,10 +607,6 @@ class Naive:
         self.note(int((nothing & ~before & ~stays).sum()), TAKEN_AWAY)
         left = not masked.all()
         return (masked | silent).ravel().tolist(), (masked & left).ravel().tolist()
-
-    def zeroed(self, update: int) -> Any:
-        """Slots of which a plugin takes all advantages away."""
-        return (np.arange(SLOTS) == 0) & (self.plugin == "plan" and update % 3 == 2)
 
     def advantages(self, step: int) -> Any:
         """`(rows,)`: those of a composed batch."""

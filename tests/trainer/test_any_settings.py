@@ -143,6 +143,8 @@ def settings_of(chosen):
     }  # fmt: skip
     if "images" in training:
         replay = {"replay_record": "forward", **replay}
+    if "images" in training and "per_device_train_batch_size" in training:
+        replay.pop("replay_refill", None)  # TRL 1.5.1 divides no round of other sizes
     edits = chosen["plugin"]
     replay["replay_pass_reward"] += chosen["rewards"]
     if chosen["class"] in OWN and "tokens" not in training:
@@ -228,8 +230,9 @@ def serials(table, rows):
 
 def edit(plan, context):
     plan.advantages = np.where(plan.entry == EMPTY, 1.0, 0.5) * plan.advantages
-    if context.iteration == 0 or (plan.entry[0] != EMPTY).any():
-        plan.advantages[0] *= context.update % 3 != 2
+    for slot, rows in ((0, slice(None)), (1, 0)):
+        if context.iteration == 0 or (plan.entry[slot] != EMPTY).any():
+            plan.advantages[slot, rows] *= context.update % 3 != 2 - slot
     plan.masked[:, 1] |= context.update % 2 == 1
     plan.silent[:, 2] = True
     plan.kl[:, 0] = False

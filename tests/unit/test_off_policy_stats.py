@@ -10,23 +10,6 @@ from trl_replay import ReplayedRows
 from trl_replay.loss.supply import OffPolicyStats
 
 
-def rows(ratios, mask, advantages):
-    """Replayed rows with these importance ratios."""
-    logs = torch.tensor(ratios).log()
-    behavior = torch.full_like(logs, -1.0)
-    ages = torch.ones(len(ratios), dtype=torch.int64)
-    new = behavior + logs
-    return ReplayedRows(new, behavior, new, torch.tensor(mask).bool(), torch.tensor(advantages), ages)
-
-
-def test_138_a_row_is_gated_whose_trained_tokens_have_no_weight_whatever_its_padding_has():
-    far = rows([[9.0, 9.0, 1.0], [9.0, 9.0, 9.0]], [[1, 1, 0], [1, 1, 1]], [-1.5, 2.0])
-    weights = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.5]])
-    stats = OffPolicyStats()
-    stats.add(far, weights)
-    assert metrics_of(stats)["replay/gated_fraction"] == 0.5
-
-
 def test_huge_log_ratios_are_bounded():
     stats = OffPolicyStats()
     far = ReplayedRows(
