@@ -24,9 +24,11 @@ def taught():
 
 def beside(status, call):
     """In the place of `Popen`: runs the command in this process, first."""
+    popen = command.subprocess.Popen
 
-    def start(given):
-        assert given[:4] == [sys.executable, "-m", "trl_replay", "demo"]
+    def start(given, **options):
+        if given[:4] != [sys.executable, "-m", "trl_replay", "demo"]:
+            return popen(given, **options)  # on a new machine, matplotlib looks for fonts
         call(given[3:])
         return SimpleNamespace(wait=lambda: status, kill=lambda: None)
 
