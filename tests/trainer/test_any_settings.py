@@ -239,8 +239,6 @@ def edit(plan, context):
 
 
 LOSS = GRPOTrainer._compute_loss
-
-
 COPY = FunctionType(LOSS.__code__, LOSS.__globals__, closure=LOSS.__closure__)
 
 
@@ -388,7 +386,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and
     check_batches(watch)
     if not training.get("entropy_coef"):  # whose value is logged over all tokens, whatever its gradient is
         check_losses(trainer, replays=False)
-    assert trainer.gradient_errors
+    assert max(trainer.gradient_errors) < 1e-3
     for number, (before, after) in enumerate(watch.steps):
         assert int(after["num_items_in_batch"]) == watch.items(number)
         is_no_wider_than_needed(before, after, watch.pad, training.get("pad_to_multiple_of") or 1)
