@@ -551,15 +551,14 @@ class ReplayBuffer:
         self.policy.success.begin_anew(self.policy.success.of)
         self._store.forget(np.arange(len(self)))
 
-    def score_by(self, rule: RewardRule, changes: Sequence[str], tally: Tally, tells: bool = True) -> None:
+    def score_by(self, rule: RewardRule, changes: Sequence[str], tells: bool = True) -> int:
         """Groups are scored by another rule from now on: those stored leave, those numbered before are refused, and
-        what a success is has to be seen anew.
+        what a success is has to be seen anew. Return how many left, by `OTHER_RULE`.
 
         Args:
             rule ([`RewardRule`]): The trainer's, on this process.
             changes (`Sequence[str]`): What is different on the first of the processes that decide together, in words;
                 if nothing is, nothing leaves.
-            tally ([`Tally`]): Counts the entries.
             tells (`bool`): Whether this process warns.
 
         Raises:
@@ -567,18 +566,19 @@ class ReplayBuffer:
         """
         if not changes:
             self.rule = rule
-            return
-        tally.retire(len(self), OTHER_RULE)
+            return 0
+        left = len(self)
         self.clear()
         self._score_by(rule)
         if not self.serial:
-            return
+            return left
         self.scored_from = self.serial
         self._rules += 1
         if tells and self._rules in (1, MANY_RULES):
             told = "; ".join(changes)
             many = SCHEDULED if self._rules == MANY_RULES else ""
             warnings.warn(f"{RULE_CHANGED} ({told}). session.add(...) adds a file's again.{many}", stacklevel=2)
+        return left
 
     def _score_by(self, rule: RewardRule) -> None:
         self.table.score_by(rule, self.policy.reward)

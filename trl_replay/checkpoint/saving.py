@@ -204,7 +204,7 @@ class RankPart:
             self._apply_own(mine)
         else:
             self._apply_resharded(states, mine)
-        self._buffer.score_by(rule, changes, tally, tells=self._rank == 0)
+        tally.retire(self._buffer.score_by(rule, changes, tells=self._rank == 0), OTHER_RULE)
         self._buffer.totals.add(tally, batches=0)
         self._forget_gone(gone)
         absent = sorted(mine.columns.keys() - self._buffer.table.names)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..batch.groups import AdvantageFormula, Block, Candidate, PendingGroups, least_size, teach_nothing
 from ..buffer import Newcomer
-from ..buffer.replay_buffer import SOLVED
+from ..buffer.replay_buffer import OTHER_RULE, SOLVED
 from ..data.counters import Tally
 from ..data.plan import EMPTY, Plan
 from ..data.rewards import have_equal_rewards, reward_noise
@@ -371,6 +371,7 @@ class Decisions:
 
     Attributes:
         mixing ([`Mixing`]): Decides what rows train with.
+        rescored (`int`): Entries that left for another reward rule, and are not counted yet.
     """
 
     def __init__(self, components: Components, handshake: Handshake, settings: Settings) -> None:
@@ -383,6 +384,7 @@ class Decisions:
         self._handshake = handshake
         self._context = components.buffer.context
         self._settings = settings
+        self.rescored = 0
 
     def settle(
         self, pending: PendingGroups | None, rows: SharedRows, generations: Sequence[Groups], tally: Tally
@@ -395,6 +397,8 @@ class Decisions:
             generations (`Sequence[Groups]`): The groups of every generation of the batch at hand.
             tally ([`Tally`]): Counts what happens.
         """
+        tally.retire(self.rescored, OTHER_RULE)
+        self.rescored = 0
         solved = self._buffer.observe(generations, tally)
         usable, groups = ([], None) if pending is None else pending.admissible(rows.columns, tally)
         if groups is None:

@@ -444,10 +444,9 @@ class Step:
             changes = self._buffer.rule.changes(rule)
         rows = self.communicator.share(batch, count, pending, bool(changes))
         if rows.columns["changed"][0]:  # as the first of the processes that share the buffer has found
-            tally = Tally()
             with self._components.errors.keeping():
-                self._buffer.score_by(rule, changes or ["on another process"], tally, tells=rows.first == 0)
-            self._totals.add(tally, batches=0)
+                told = changes or ["on another process"]
+                self.decisions.rescored += self._buffer.score_by(rule, told, tells=rows.first == 0)
         return rows
 
     def _forget_longer(self) -> None:

@@ -17,7 +17,7 @@ from accelerate.utils import gather
 from ... import compat
 from ...base.validation import choice, require, true_or_false
 from ...batch.compose import loss_mask
-from ...buffer.replay_buffer import SOLVED
+from ...buffer.replay_buffer import OTHER_RULE, SOLVED
 from ...data.counters import Tally
 from ...data.tasks import encoded, hashed
 from ...data.types import ADVANTAGES, FROM_FILE, FROM_POLICY, Batch, Bools, Entry, Groups
@@ -246,7 +246,7 @@ class Files:
 
         found = self._run(read)
         tells = trainer.accelerator.is_main_process
-        self._buffer.score_by(rule, found[0][1], tally, tells)
+        tally.retire(self._buffer.score_by(rule, found[0][1], tells), OTHER_RULE)
         if len({digest for digest, _ in found}) > 1:
             raise ReplayError(
                 f"The processes read different groups from {name}: give all of them the same file or rows. Nothing "
