@@ -24,15 +24,16 @@ MASKS: dict[str, dict[str, float]] = {
 
 
 def weights_by_hand(
-    name: str, new: torch.Tensor, behavior: torch.Tensor, advantage: Any, proximal: torch.Tensor
+    name: str, new: torch.Tensor, behavior: torch.Tensor, advantage: Any, proximal: torch.Tensor, drawn: float = 1.0
 ) -> tuple[Any, Any]:
-    """`(old, weights)` of one replayed row's tokens; m2po is over all rows and done in its own test.
+    """`(old, weights)` of one replayed row's tokens; m2po is over all rows and done in its own test. `drawn` is what
+    undoes uneven drawing.
 
     Where each token has its own advantage, it goes by that one's sign.
     """
-    name = {MASKED: "icepop", PROXIMAL: "decoupled"}.get(name, name)
+    name = {MASKED: "icepop", PROXIMAL: "decoupled", PER: "per"}.get(name, name)
     if torch.is_tensor(advantage):
-        positive, negative = (weights_by_hand(name, new, behavior, sign, proximal) for sign in (1.0, -1.0))
+        positive, negative = (weights_by_hand(name, new, behavior, sign, proximal, drawn) for sign in (1.0, -1.0))
         return positive[0], torch.where(advantage >= 0, positive[1], negative[1])
     r = (new - behavior).double().exp()
     one = torch.ones_like(r)
@@ -42,6 +43,8 @@ def weights_by_hand(
         return behavior, one
     if name in ("none", *SHIFTS):
         return new, one
+    if name == "per":
+        return behavior, drawn * one
     if name == FAR:
         return behavior + distances(torch.arange(len(new))), 0.7 * one
     if name == "truncated":
@@ -65,6 +68,15 @@ def weights_by_hand(
         return behavior - torch.tensor([min(r.log().tolist()[:at], default=0.0) for at in range(len(r))]), one
     assert name == "shaped"
     return new, 0.1 * r / (r + 0.1) ** 2
+
+
+PER = "per(beta=0.5, final_beta=0.9, updates=8)"
+
+
+def sampling_weight(chance: float, update: int) -> float:
+    """By `PER`, of an entry whose chance to be drawn is so many times that of the least likely one."""
+    way = min(update / 8, 1.0)
+    return chance ** -(0.5 + 0.4 * way)
 
 
 class OfTokens:

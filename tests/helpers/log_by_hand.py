@@ -14,6 +14,37 @@ UNWEIGHED = ("ratio", "none", *SHIFTS)
 """Corrections that give no weights."""
 
 
+class EntropyControl:
+    """TRL's control of the entropy bonus: it goes by fresh rows alone."""
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.adapts = bool(setting(args, "use_adaptive_entropy"))
+        self.coefficient, self.mean = setting(args, "entropy_coef"), math.inf
+        self.window: list[float] = []
+
+    def applied(self) -> float:
+        """The coefficient of the next loss."""
+        return 0.0 if self.adapts and self.mean > self.args.entropy_target else self.coefficient
+
+    def note(self, entropies: list[torch.Tensor], identities: list[int], ends: bool) -> None:
+        """Takes those of a micro-batch's tokens by row; it `ends` a window or not."""
+        if not self.adapts:
+            return
+        fresh = [
+            one for entropy, row in zip(entropies, identities, strict=True) if row >= 0 for one in entropy.tolist()
+        ]
+        if not fresh:
+            every = torch.cat(entropies).tolist()
+            fresh = [self.mean] if math.isfinite(self.mean) else every
+        self.window += fresh
+        if ends:
+            self.mean, self.window = sum(self.window) / max(len(self.window), 1), []
+            step = math.copysign(self.args.entropy_coef_delta, self.args.entropy_target - self.mean)
+            moved = max(self.coefficient + step, self.args.entropy_coef_min)
+            self.coefficient = min(moved, self.args.entropy_coef_max)
+
+
 class LossLog:
     """The sums of one update.
 

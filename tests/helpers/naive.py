@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import compress, cycle
 from typing import Any
 
 import advantages_by_hand
@@ -26,6 +26,9 @@ SUMMED = ("stored", "evicted", "refused", "retired", "failed_rows", "lost")
 LATEST = ("size", "tasks", "rollouts", "replay_ratio")
 """Keys of which a log entry has the sum of its batches, and the last value."""
 ALWAYS = 10**9
+REFUSED = "a group was refused"
+RULE_CHANGED, BYTES_REACHED = "Another reward rule than the present one", "replay_max_bytes is reached with"
+"""How warnings begin."""
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 TAKEN_AWAY = (
     "a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the plugin 'mine'"
@@ -98,8 +101,8 @@ class Naive:
         self.session, self.watch, self.plugin = session, watch, plugin
         self.script = np.array(script, float)  # (functions, batches, slots, size)
         trainer = session.trainer
-        self.weights = trainer.reward_weights.double().numpy()
-        self.policy = trainer.reward_weights.tolist(), trainer.scale_rewards, trainer.multi_objective_aggregation
+        self.weights, self.policy = self.rule()
+        self.policies = []  # per step, by which rule its advantages are
         self.replay = replay
         self.refill = Named.read(replay["replay_refill"]).arguments if "replay_refill" in replay else {}
         self.turns = cycle(np.array(prompts))
@@ -116,7 +119,13 @@ class Naive:
         self.calls = self.batches = self.rounds = 0
         self.reasons = Counter()  # why less was replayed
         self.ended = Counter(replay_max_age=0, replay_max_uses=0)  # entries that a limit has ended
+        self.longest = trainer.max_completion_length
         self.scored = []  # per call of the reward functions, what scoring returned
+        self.costs, extend = {}, session.buffer.extend  # bytes of each group, by serial
+        session.buffer.extend = lambda groups, new, *others: (
+            self.costs.update({one.serial: one.nbytes for one in new}) or extend(groups, new, *others)
+        )
+        self.warned = Counter()
         to_cpu = session.step.judge.to_cpu
         session.step.judge.to_cpu = lambda batch: to_cpu(self.scored.append(batch) or batch)
         self.pass_rate, self.seen, self.live, self.seen_at_live, self.has_begun = None, 0, 0, 0, False
@@ -131,13 +140,44 @@ class Naive:
     def setting(self, name: str, default: Any = None) -> Any:
         return self.replay.get(f"replay_{name}", default)
 
+    def rule(self) -> tuple[Any, Any]:
+        """The weights of the reward functions, and all that advantages are made by."""
+        trainer = self.session.trainer
+        weights = trainer.reward_weights
+        rule = weights.tolist(), trainer.scale_rewards, trainer.multi_objective_aggregation
+        return weights.double().numpy(), rule
+
+    def change_limits(self) -> None:
+        """Groups leave that another rule has scored, or that are longer than completions may be now."""
+        waiting, (weights, policy) = self.waiting or [], self.rule()
+        if policy != self.policy:
+            self.weights, self.policy = weights, policy
+            self.lowest, self.highest = np.inf, -np.inf
+            for name, text, gone in (("retired", "an entry left", self.entries), ("refused", REFUSED, waiting)):
+                self.counts[name] += len(gone)
+                self.note(len(gone), f"{text}: another reward rule scored it")
+            self.entries, waiting = [], []
+            self.warned[RULE_CHANGED] += 1
+        longest = self.session.trainer.max_completion_length
+        if longest < self.longest:
+            fits = [[max(one.columns["row_length"]) <= longest for one in kept] for kept in (self.entries, waiting)]
+            gone = sum(map(len, fits)) - sum(map(sum, fits))
+            self.note(gone, f"an entry was dropped: a completion is longer than max_completion_length={longest}")
+            self.entries, waiting = (
+                [*compress(kept, fit)] for kept, fit in zip((self.entries, waiting), fits, strict=True)
+            )
+        self.longest = longest
+        self.waiting = None if self.waiting is None else waiting
+
     def advance(self, generated: bool) -> None:
         """A batch was composed: for a generation batch, or for a further iteration."""
         watch, update = self.watch, self.watch.updates[-1]
+        self.change_limits()
         if generated:
             self.look()
+            self.policies.append(self.policy)
         else:
-            for kept in (self.trained, self.masked, self.failed):
+            for kept in (self.trained, self.masked, self.failed, self.policies):
                 kept.append(kept[watch.generated])
         self.settle(update, self.solved if generated else set())
         self.check_draws(update, generated)
@@ -307,20 +347,30 @@ class Naive:
         """Entries leave whose prompt is solved or whose time is over, and the last batch's groups enter."""
         left = [entry for entry in self.entries if entry.prompt not in solved]
         self.counts["retired"] += len(self.entries) - len(left)
+        self.note(len(self.entries) - len(left), "an entry left: its prompt was solved (replay_retire_passes)")
         for entry in left:
             self.ended.update(self.limits_of(entry, update))
         left = [entry for entry in left if not self.limits_of(entry, update)]
         new = [entry for entry in self.waiting or [] if entry.prompt not in solved]
-        self.counts["refused"] += len(self.waiting or []) - len(new)
+        self.refuse_solved(len(self.waiting or []) - len(new))
         self.waiting = None
         there = left + new
         over = max(len(there) - self.setting("buffer_size"), 0)
         held = set(self.session.buffer)
         if self.setting("evictor") == "reservoir":
             kept = [entry for entry in there if entry.serial in held]
-            self.same("so many stay:", len(kept), len(there) - over)
+            fewer = len(there) - over - len(kept)  # by their bytes
+            if "replay_max_bytes" in self.replay and fewer > 0:
+                self.warned[BYTES_REACHED], fewer = 1, 0
+            self.same("too few stay:", fewer, 0)
+            self.same("bytes fit:", self.fits(kept), True)
         else:
-            kept = sorted(sorted(there, key=lambda entry: self.rank(entry, there))[over:], key=lambda one: one.serial)
+            kept = sorted(there, key=lambda entry: self.rank(entry, there))[over:]
+            while not self.fits(kept):
+                self.warned[BYTES_REACHED] = 1
+                kept = kept[1:]
+            kept.sort(key=lambda one: one.serial)
+        over = len(there) - len(kept)
         self.same("stored are", sorted(held), [entry.serial for entry in kept])
         stored = sum(entry.serial in held for entry in new)
         self.counts["stored"] += stored
@@ -334,6 +384,15 @@ class Naive:
         aged = update - entry.update > self.setting("max_age", ALWAYS)
         used = entry.uses >= self.setting("max_uses", ALWAYS)
         return ["replay_max_age"] * aged + ["replay_max_uses"] * used
+
+    def fits(self, kept: list[Entry]) -> bool:
+        """Whether so many bytes may be kept (`replay_max_bytes`)."""
+        beside = self.session.buffer.table.row_bytes
+        return sum(self.costs[one.serial] + beside for one in kept) <= self.setting("max_bytes", np.inf)
+
+    def refuse_solved(self, count: int) -> None:
+        self.counts["refused"] += count
+        self.note(count, f"{REFUSED}: its prompt is solved (replay_retire_passes)")
 
     def note(self, count: int, reason: str) -> None:
         self.reasons.update({reason: count} if count else {})
@@ -416,6 +475,7 @@ class Naive:
             for rows in found.values():
                 self.same("rows of a group are", rows, [(row, rows[0][1], row) for row in range(SIZE)])
             self.check_sampler(drawn, eligible)
+            self.watch.chances = self.chances(eligible)
         self.same("different groups are", len(self.drawn), len(found))
         self.has_begun |= bool(self.drawn)
         for entry in self.entries:
@@ -462,6 +522,16 @@ class Naive:
     def composed_anew(self) -> bool:
         """Whether a further iteration has a batch of its own."""
         return self.watch.steps[-1][1] is not self.watch.steps[self.watch.generated][1]
+
+    def chances(self, eligible: list[Entry]) -> dict[int, float]:
+        """How likely each entry is drawn, beside the least likely one."""
+        prompts, is_balanced = (
+            Counter(one.prompt for one in self.entries),
+            self.setting("sampler") == "prompt_balanced",
+        )
+        weights = {one.serial: max(one.score, 0.0) / (prompts[one.prompt] if is_balanced else 1) for one in eligible}
+        least = min((weight for weight in weights.values() if weight > 0), default=np.inf)
+        return {serial: max(weight / least, 1.0) for serial, weight in weights.items()}
 
     def check_sampler(self, drawn: list[int], eligible: list[Entry]) -> None:
         sampler = self.setting("sampler")
@@ -542,7 +612,7 @@ class Naive:
         known = "old_per_token_logps" in watch.steps[-1][0] or self.setting("record") == "forward"
         seen = [slot for slot in range(SLOTS) if not self.dead[slot] and (known or slot not in self.filled)]
         slots = [slot for slot in seen if self.prompts[slot] not in self.solved]
-        self.counts["refused"] += len(seen) - len(slots)
+        self.refuse_solved(len(seen) - len(slots))
         self.counts["lost"] += sum(not self.dead[slot] and slot in self.filled and not known for slot in range(SLOTS))
         serials = sorted(serial for serial, (born, _) in watch.origin.items() if born == step)
         self.same("groups to be stored are", [watch.origin[serial][1] for serial in serials], slots)
@@ -612,7 +682,8 @@ class Naive:
         """`(rows,)`: those of a composed batch."""
         watch, mode = self.watch, self.setting("advantages")
         if self.setting("mixer"):
-            found = advantages_by_hand.mixed_advantages(watch, step, mode, *self.policy).nan_to_num().numpy()
+            policy = self.policies[step]
+            found = advantages_by_hand.mixed_advantages(watch, step, mode, *policy).nan_to_num().numpy()
             found = found * (2 if self.plugin == "advantages" else 1)
         else:
             found = self.trained[step].copy()
@@ -630,9 +701,6 @@ class Naive:
             self.same(f"counted {name} are", counters[name], pytest.approx(count, rel=1e-4))
         if "uniform" in str(self.setting("sampler")) and self.setting("mixer"):
             return  # what was drawn is not known where it was not taken
-        told = {"retired": "an entry left: its prompt was", "refused": "a group was refused: its prompt is"}
-        by_count = {f"{text} solved (replay_retire_passes)": self.counts[name] for name, text in told.items()}
-        by_count[UNTRAINED] = self.counts["untrained"]
-        reasons = self.reasons + Counter(by_count)
+        reasons = self.reasons + Counter({UNTRAINED: self.counts["untrained"]})
         for reason in reasons.keys() | self.session.totals.reasons.keys():
             self.same(f"counted {reason!r} are", self.session.totals.reasons[reason], reasons[reason])

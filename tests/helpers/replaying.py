@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from corrected import ARGUMENTS, SHIFTS, Gate, weights_by_hand
+from corrected import ARGUMENTS, SHIFTS, Gate, sampling_weight, weights_by_hand
 from image_rows import assert_same_images, by_row
-from log_by_hand import LossLog
+from log_by_hand import EntropyControl, LossLog
 from loss_by_hand import Row, differentiable_loss, entropy_threshold, forward, forward_alone, setting
 from releases import COUNTS_TRUNCATED
 from support import DEAD, HALF, LIVE, Rewards, Spy
@@ -51,12 +51,12 @@ class Checked(Spy):
         super().__init__(*args, **kwargs)
         self.by_hand: list[list[Row]] = []  # of every training loss, the rows that count
         self.gradient_errors: list[float] = []
+        self.control = EntropyControl(self.args)
         self.proximal: dict[int, torch.Tensor] = {}  # by identity, log-probs of a replayed row's first forward
         self.expected: torch.Tensor
 
     def _compute_loss(self, model, inputs):
-        asleep = setting(self, "use_adaptive_entropy") and self._last_world_entropy > self.args.entropy_target
-        self.applied_entropy_coef = 0.0 if asleep else setting(self, "entropy_coef")
+        self.applied_entropy_coef = self.control.applied()
         loss = super()._compute_loss(model, inputs)
         self.follow(inputs, loss)
         return loss
@@ -70,14 +70,19 @@ class Checked(Spy):
             by_hand, beside = [], []
             logps, entropies, aux = self.forward_by_hand(rows, inputs)
             silent, excluded = self.watch.left_out()
+            identities = inputs.rows[:, 0].tolist()
             for row, of_row, entropy, identity, number in zip(
-                rows, logps, entropies, inputs.rows[:, 0].tolist(), inputs[NUMBER].tolist(), strict=True
+                rows, logps, entropies, identities, inputs[NUMBER].tolist(), strict=True
             ):
                 one = self.as_trained(as_row(row, of_row, entropy), identity, silent[number])
                 if not excluded[number]:
                     by_hand.append(one)
                 else:
                     beside.append(one.entropy)
+            masked = [
+                entropy[row["mask"]] for row, entropy in zip(rows, entropies, strict=True) if self.control.adapts
+            ]
+            self.control.note(masked, identities, self.accelerator.sync_gradients)
             count = len(inputs.rows) * (1 - sum(excluded) / len(excluded))
             expected = differentiable_loss(self, by_hand, self.watch.items(), aux, count=count, beside=beside)
             unsure = math.isnan(entropy_threshold(self.args, by_hand, beside) or 0.0)
@@ -101,7 +106,9 @@ class Checked(Spy):
         if identity < 0 and len(row.new):
             new = row.new.detach()
             proximal = self.proximal.setdefault(identity, new)
-            row.old, row.weights = weights_by_hand(self.correction, new, behavior, row.advantage, proximal)
+            chance = self.watch.chances.get(self.watch.placed[identity][0], 1.0) if self.watch is not None else 1.0
+            drawn = sampling_weight(chance, self.state.global_step)
+            row.old, row.weights = weights_by_hand(self.correction, new, behavior, row.advantage, proximal, drawn)
             if self.correction in SHIFTS:
                 row.advantage = row.advantage + SHIFTS[self.correction](new - behavior)
             told = behavior if row.sampling is None else row.sampling
@@ -205,6 +212,7 @@ class Watch:
         self.out: list[tuple[list[bool], list[bool]]] = []  # per step, which rows are silent and excluded: by hand
         self.updates: list[int] = []  # per step, updates done
         self.after_step: Callable[[bool], None] = lambda generated: None  # called when a batch was composed
+        self.chances: dict[int, float] = {}  # of entries that may be drawn now, by serial, beside the least likely one
         self._session = session
         step, expect, move = session.step.take, session.step.tap.expect, session.step.communicator.move
         sources: dict[int, list[int]] = {}

@@ -5,6 +5,7 @@ Every value of a setting is in equally many runs, and two values of different se
 
 import math
 import random
+import warnings
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from corrected import FAR, MASKED, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
+from corrected import FAR, MASKED, PER, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
 from log_by_hand import LossLog
-from naive import Naive, shaped
+from naive import BYTES_REACHED, RULE_CHANGED, Naive, shaped
 from releases import TRL, Version
 from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
-from support import DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
+from support import Act, DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
 from trl import GRPOTrainer
 from users_losses import both, giving, teacher, trimmed_in_a_copy
 
@@ -40,6 +41,7 @@ if Version("1.10.0") <= TRL:
     CONTROL = {**BONUS, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
 PICTURED = {"images": (2, 1, 1, 3, 1, 2)}
 ROWS = {"replay_selector": "always(share=1.0)"}
+WEIGHTED = ("proportional", "prompt_balanced")
 AXES = {
     "loss": LOSSES,
     "level": ["token", "token", "sequence"],
@@ -65,7 +67,7 @@ AXES = {
     ],
     "correction": [
         "ratio", "truncated", "topr", "imitation", "sequence_mask", "none", MASKED, PROXIMAL, SHIFTED, FAR,
-        TOPR_BY_TOKEN,
+        TOPR_BY_TOKEN, PER,
     ],
     "weight": [{}, {}, {"replay_weight": 0.5}, {"replay_max_weight": 1.02},
                {"replay_weight": 0.8, "replay_max_weight": 0.7}],
@@ -80,6 +82,8 @@ AXES = {
     "counting": [{}, {"replay_reward": "scripted"}],
     "age": [{}, {}, {"replay_max_age": 4}],
     "uses": [{}, {}, {"replay_max_uses": 1}, {"replay_max_uses": 2}],
+    "bytes": [{}, {}, {"replay_max_bytes": 3000}],
+    "change": ["", "", "reward_weights", "max_completion_length"],
     "start": [0, 0, 2, "pass_rate(0.4)", "adaptive"],
     "saved": [{}, {"save_strategy": "steps", "save_steps": 6}],
     "solved": [{}, {}, {}, {"replay_retire_passes": 3}],
@@ -92,7 +96,7 @@ AXES = {
     "other": [
         {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.55}, BONUS, BOTH,
         CONTROL, {"off_policy_mask_threshold": 0.02},
-        {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.05},
+        {"use_bias_correction_kl": False}, {"delta": 1.5, "epsilon_high": 0.4}, {"learning_rate": 0.04},
     ],
 }  # fmt: skip
 """Quantiles lie between two tokens' entropies: where they fall on one, its last bit decides whether it trains."""
@@ -135,7 +139,7 @@ def settings_of(chosen):
     }  # fmt: skip
     replay = {
         **chosen["kind"], **chosen["weight"], **chosen["age"], **chosen["uses"], **chosen["solved"], **chosen["beta"],
-        **chosen["refill"],
+        **chosen["refill"], **chosen["bytes"],
         **(chosen["counting"] if "reward_weights" in chosen["functions"] else {}),
         **{f"replay_{name}": chosen[name] for name in SINGLE},
         "replay_buffer_size": 64 if chosen["start"] == "adaptive" else chosen["size"],
@@ -180,6 +184,10 @@ def settings_of(chosen):
         by = {"top": "score", "uniform": "uniform"}.get(chosen["sampler"], "newest")
         rows = max(chosen["rows"], 2) if replay["replay_advantages"] == "split" else chosen["rows"]
         replay |= {"replay_sampler": f"same_prompt(by={by!r})", "replay_mixer": f"inject(rows={rows})"}
+    elif replay["replay_correction"] == PER and replay["replay_sampler"] not in WEIGHTED:
+        replay["replay_sampler"] = "prompt_balanced"
+    if replay["replay_correction"] == PER and "replay_mixer" in replay:
+        replay["replay_correction"] = "ratio"
     if replay.get("replay_kl") == "all_wrong":
         replay["replay_unfilled"] = "keep"
     own = "tokens" in training or chosen["class"] == "Masking"
@@ -334,6 +342,11 @@ class ReadBack(transformers.TrainerCallback):
         saving.load(self.session, self.session.trainer, nullcontext, str(folder))
 
 
+CHANGES = {"reward_weights": torch.tensor([1.0, 0.25]), "max_completion_length": 3}
+CHANGED_AT = 4
+WARNINGS = (RULE_CHANGED, BYTES_REACHED)
+
+
 MEASURED = {"replay/bytes", "replay/padding", "replay/seconds"}
 BY_SIGN = {f"replay/{key}" for key in ("weight_positive", "weight_negative", "clip_ratio", "fresh_clip_ratio")}
 """Functions that cancel out leave advantages of rounding errors, of either sign."""
@@ -382,7 +395,13 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and
         watch.counts_kl = KL[replay.get("replay_kl", "all")]
         naive = Naive(session, watch, script, replay, edits, chosen["prompts"])
         trainer.add_callback(ReadBack(session, naive))
-        trainer.train()
+        name = chosen["change"]
+        if name and (name != "reward_weights" or len(script) > 1):
+            trainer.add_callback(Act({CHANGED_AT: lambda: setattr(trainer, name, CHANGES[name])}))
+        with warnings.catch_warnings(record=True) as told:
+            for begin in WARNINGS:
+                warnings.filterwarnings("always", begin)
+            trainer.train()
     check_batches(watch)
     if not training.get("entropy_coef"):  # whose value is logged over all tokens, whatever its gradient is
         check_losses(trainer, replays=False)
@@ -391,6 +410,8 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and
         assert int(after["num_items_in_batch"]) == watch.items(number)
         is_no_wider_than_needed(before, after, watch.pad, training.get("pad_to_multiple_of") or 1)
     naive.finish()
+    found = Counter(begin for begin in WARNINGS for one in told if begin in str(one.message))
+    assert found == naive.warned, (found, naive.warned)
     check_log(trainer, naive)
     if edits:
         assert session.buffer.table.mine.tolist() == session.buffer.table.serial.tolist()
