@@ -22,7 +22,7 @@ from naive import BYTES_REACHED, RULE_CHANGED, Naive, shaped
 from releases import TRL, Version
 from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
-from support import Act, DEAD, HALF, LIVE, LOSSES, Rewards, masked_rollout, plugin
+from support import DEAD, HALF, LIVE, LOSSES, Act, Rewards, masked_rollout, plugin
 from trl import GRPOTrainer
 from users_losses import both, giving, teacher, trimmed_in_a_copy
 
