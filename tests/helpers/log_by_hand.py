@@ -29,15 +29,11 @@ class EntropyControl:
 
     def note(self, entropies: list[torch.Tensor], identities: list[int], ends: bool) -> None:
         """Takes those of a micro-batch's tokens by row; it `ends` a window or not."""
-        if not self.adapts:
-            return
-        fresh = [
-            one for entropy, row in zip(entropies, identities, strict=True) if row >= 0 for one in entropy.tolist()
-        ]
-        if not fresh:
-            every = torch.cat(entropies).tolist()
-            fresh = [self.mean] if math.isfinite(self.mean) else every
-        self.window += fresh
+        of_fresh = [entropy for entropy, row in zip(entropies, identities, strict=True) if row >= 0]
+        found = torch.cat([torch.zeros(0), *of_fresh]).tolist()
+        if not found:
+            found = [self.mean] if math.isfinite(self.mean) else torch.cat(entropies).tolist()
+        self.window += found
         if ends:
             self.mean, self.window = sum(self.window) / max(len(self.window), 1), []
             step = math.copysign(self.args.entropy_coef_delta, self.args.entropy_target - self.mean)

@@ -26,7 +26,7 @@ SUMMED = ("stored", "evicted", "refused", "retired", "failed_rows", "lost")
 LATEST = ("size", "tasks", "rollouts", "replay_ratio")
 """Keys of which a log entry has the sum of its batches, and the last value."""
 ALWAYS = 10**9
-REFUSED = "a group was refused"
+SOLVED = "its prompt is solved (replay_retire_passes)"
 RULE_CHANGED, BYTES_REACHED = "Another reward rule than the present one", "replay_max_bytes is reached with"
 """How warnings begin."""
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
@@ -73,6 +73,7 @@ class Entry:
     total: Any
     trains: Any
     score: float
+    pictured: bool
     uses: int = 0
 
 
@@ -153,9 +154,9 @@ class Naive:
         if policy != self.policy:
             self.weights, self.policy = weights, policy
             self.lowest, self.highest = np.inf, -np.inf
-            for name, text, gone in (("retired", "an entry left", self.entries), ("refused", REFUSED, waiting)):
-                self.counts[name] += len(gone)
-                self.note(len(gone), f"{text}: another reward rule scored it")
+            self.counts["retired"] += len(self.entries)
+            self.note(len(self.entries), "an entry left: another reward rule scored it")
+            self.refuse(len(waiting), "another reward rule scored it")
             self.entries, waiting = [], []
             self.warned[RULE_CHANGED] += 1
         longest = self.session.trainer.max_completion_length
@@ -352,7 +353,10 @@ class Naive:
             self.ended.update(self.limits_of(entry, update))
         left = [entry for entry in left if not self.limits_of(entry, update)]
         new = [entry for entry in self.waiting or [] if entry.prompt not in solved]
-        self.refuse_solved(len(self.waiting or []) - len(new))
+        self.refuse(len(self.waiting or []) - len(new), SOLVED)
+        small = [entry for entry in new if self.fits([entry])]
+        self.refuse(len(new) - len(small), "it alone is larger than replay_max_bytes")
+        new = small
         self.waiting = None
         there = left + new
         over = max(len(there) - self.setting("buffer_size"), 0)
@@ -379,6 +383,12 @@ class Naive:
         self.note(len(new) - stored, f"the buffer was full, and the evictor {evictor} ranked a new group lowest")
         self.entries = kept
 
+    def reasons_to_hold(self, entry: Entry, update: int) -> list[str]:
+        """Why an entry can't be replayed in the batch at hand."""
+        blind = entry.pictured and self.watch.steps[-1][0].get("pixel_values") is None
+        held = ["too new"] * (entry.update >= update) + ["has images, the batch none"] * blind
+        return held + self.limits_of(entry, update)
+
     def limits_of(self, entry: Entry, update: int) -> list[str]:
         """Limits by which an entry is replayed no more."""
         aged = update - entry.update > self.setting("max_age", ALWAYS)
@@ -390,9 +400,9 @@ class Naive:
         beside = self.session.buffer.table.row_bytes
         return sum(self.costs[one.serial] + beside for one in kept) <= self.setting("max_bytes", np.inf)
 
-    def refuse_solved(self, count: int) -> None:
+    def refuse(self, count: int, reason: str) -> None:
         self.counts["refused"] += count
-        self.note(count, f"{REFUSED}: its prompt is solved (replay_retire_passes)")
+        self.note(count, f"a group was refused: {reason}")
 
     def note(self, count: int, reason: str) -> None:
         self.reasons.update({reason: count} if count else {})
@@ -458,7 +468,7 @@ class Naive:
             found.setdefault(row // SIZE, []).append((row % SIZE, serial, source))
         slots = self.replaceable() if generated else [*range(SLOTS)]
         most = 0 if self.waits(update) else int(self.setting("max_fraction", 1.0) * SLOTS + 1e-9)
-        held = [["too new"] * (entry.update >= update) + self.limits_of(entry, update) for entry in self.entries]
+        held = [self.reasons_to_hold(entry, update) for entry in self.entries]
         eligible = [entry for entry, reasons in zip(self.entries, held, strict=True) if not reasons]
         if generated:
             self.note_choice(slots, most)
@@ -525,11 +535,8 @@ class Naive:
 
     def chances(self, eligible: list[Entry]) -> dict[int, float]:
         """How likely each entry is drawn, beside the least likely one."""
-        prompts, is_balanced = (
-            Counter(one.prompt for one in self.entries),
-            self.setting("sampler") == "prompt_balanced",
-        )
-        weights = {one.serial: max(one.score, 0.0) / (prompts[one.prompt] if is_balanced else 1) for one in eligible}
+        peers = Counter(one.prompt for one in self.entries if self.setting("sampler") == "prompt_balanced")
+        weights = {one.serial: max(one.score, 0.0) / max(peers[one.prompt], 1) for one in eligible}
         least = min((weight for weight in weights.values() if weight > 0), default=np.inf)
         return {serial: max(weight / least, 1.0) for serial, weight in weights.items()}
 
@@ -612,7 +619,7 @@ class Naive:
         known = "old_per_token_logps" in watch.steps[-1][0] or self.setting("record") == "forward"
         seen = [slot for slot in range(SLOTS) if not self.dead[slot] and (known or slot not in self.filled)]
         slots = [slot for slot in seen if self.prompts[slot] not in self.solved]
-        self.refuse_solved(len(seen) - len(slots))
+        self.refuse(len(seen) - len(slots), SOLVED)
         self.counts["lost"] += sum(not self.dead[slot] and slot in self.filled and not known for slot in range(SLOTS))
         serials = sorted(serial for serial, (born, _) in watch.origin.items() if born == step)
         self.same("groups to be stored are", [watch.origin[serial][1] for serial in serials], slots)
@@ -623,7 +630,9 @@ class Naive:
             total, trains = self.total[slot], self.trains[slot] & ~out[slot]
             value = float(score(total, self.own[slot], update))
             columns, prompt = {**self.columns(slot, out[slot]), "score": value}, int(self.prompts[slot])
-            self.waiting.append(Entry(serial, prompt, columns, update, self.rewards[slot], total, trains, value))
+            pictured = "images" in original(watch.steps[-1][0], slot * SIZE, watch.pad)
+            entry = Entry(serial, prompt, columns, update, self.rewards[slot], total, trains, value, pictured)
+            self.waiting.append(entry)
 
     def columns(self, slot: int, masked: Any) -> dict[str, Any]:
         """What the table must have of a group of the last batch, in which these rows are masked."""

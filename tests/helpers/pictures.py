@@ -152,7 +152,7 @@ def dataset(counts: tuple[int, ...]) -> Any:
             Image.new("RGB", (28 * (1 + (number + which) % 3), 28), (number * 37 % 256, which * 90, 80))
             for which in range(count)
         ]
-        text = "12="[: 1 + number % 3]
+        text = "12="[: 1 + number % 3] * (1 + number // 3 % 2)
         rows.append({"prompt": [{"role": "user", "content": text}], "images": pictures})
     message = {"role": Value("string"), "content": Value("string")}
     return Dataset.from_list(rows, features=Features({"prompt": List(message), "images": List(ImageFeature())}))

@@ -79,10 +79,9 @@ class Checked(Spy):
                     by_hand.append(one)
                 else:
                     beside.append(one.entropy)
-            masked = [
-                entropy[row["mask"]] for row, entropy in zip(rows, entropies, strict=True) if self.control.adapts
-            ]
-            self.control.note(masked, identities, self.accelerator.sync_gradients)
+            if self.control.adapts:
+                trained = [entropy[row["mask"]] for row, entropy in zip(rows, entropies, strict=True)]
+                self.control.note(trained, identities, self.accelerator.sync_gradients)
             count = len(inputs.rows) * (1 - sum(excluded) / len(excluded))
             expected = differentiable_loss(self, by_hand, self.watch.items(), aux, count=count, beside=beside)
             unsure = math.isnan(entropy_threshold(self.args, by_hand, beside) or 0.0)
@@ -94,7 +93,8 @@ class Checked(Spy):
     def forward_by_hand(self, rows: list[dict[str, Any]], inputs: Any) -> tuple[list[Any], list[Any], Any]:
         """Log-probs and entropies of the rows' completions, and the routers' auxiliary loss."""
         if self.gradients and self.alone:
-            return *forward_alone(self, rows, gradients=True), 0.0
+            aux = forward(self, rows, inputs, gradients=True)[2] if setting(self, "aux_loss_enabled") else 0.0
+            return *forward_alone(self, rows, gradients=True), aux
         if self.independent:
             return forward(self, rows, inputs, gradients=self.gradients)
         logps = [self.losses[-1]["logps"][number, : len(row["ids"])] for number, row in enumerate(rows)]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pictures
 import torch
+import transformers
 from advantages_by_hand import mixed_advantages
 from corrected import FAR, MASKED, SHIFTED
 from credit import Credit
@@ -29,7 +30,7 @@ import trl_replay
 from trl_replay.base.validation import Named
 from trl_replay.data.types import Batch
 from trl_replay.session import Session
-from trl_replay.testing import make_trainer
+from trl_replay.testing import make_tokenizer, make_trainer
 
 
 @dataclass
@@ -186,6 +187,17 @@ def gate(replay: dict[str, Any], level: str) -> Callable[..., torch.Tensor]:
     return gated
 
 
+def experts(family: str) -> Any:
+    """A tiny mixture of experts."""
+    shape = pictures.text_settings(make_tokenizer())
+    if family == "Qwen2Moe":
+        shape |= {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    else:
+        shape |= {"num_local_experts": 4}
+    torch.manual_seed(0)
+    return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**shape))
+
+
 def made(folder: Any, settings: dict[str, Any], rewards: Any, make: Callable[..., Any] = build) -> Any:
     """The trainer of a scenario."""
     settings = {"max_steps": 4, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
@@ -197,6 +209,8 @@ def made(folder: Any, settings: dict[str, Any], rewards: Any, make: Callable[...
         arguments["peft_config"] = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
     elif settings.get("beta"):
         settings["model"] = loadable_model(folder)
+    if "experts" in settings:
+        settings["model"] = experts(settings.pop("experts"))
     counts = settings.pop("images", ())
     if counts:
         settings["model"], settings["tokenizer"] = pictures.qwen2_vl()

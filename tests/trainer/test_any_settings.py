@@ -18,7 +18,7 @@ import torch
 import transformers
 from corrected import FAR, MASKED, PER, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
 from log_by_hand import LossLog
-from naive import BYTES_REACHED, RULE_CHANGED, Naive, shaped
+from naive import BYTES_REACHED, RULE_CHANGED, SIZE, SLOTS, Naive, shaped
 from releases import TRL, Version
 from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
@@ -34,12 +34,14 @@ RIGHT, MOST, FAILED = [1.0] * 4, [1.0, 1.0, 1.0, 0.0], [1.0, None, 0.75, 0.0]
 TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 ACCUMULATED = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
 SEVERAL = {"reward_weights": [1.0, 0.5]}
-BONUS, CONTROL, BOTH = {}, {}, {}
+BONUS, CONTROL, BOTH, EXPERTS = {}, {}, {}, {}
+if Version("1.7.0") <= TRL:
+    EXPERTS = {"experts": "Qwen2Moe", "router_aux_loss_coef": 0.5}
 if Version("1.10.0") <= TRL:
     BONUS = {"entropy_coef": 0.05}
     BOTH = {**BONUS, "top_entropy_quantile": 0.386}
     CONTROL = {**BONUS, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
-PICTURED = {"images": (2, 1, 1, 3, 1, 2)}
+PICTURED, SPARSELY = {"images": (2, 1, 1, 3, 1, 2)}, {"images": (2, 0, 1, 0, 0, 0)}
 ROWS = {"replay_selector": "always(share=1.0)"}
 WEIGHTED = ("proportional", "prompt_balanced")
 AXES = {
@@ -82,7 +84,7 @@ AXES = {
     "counting": [{}, {"replay_reward": "scripted"}],
     "age": [{}, {}, {"replay_max_age": 4}],
     "uses": [{}, {}, {"replay_max_uses": 1}, {"replay_max_uses": 2}],
-    "bytes": [{}, {}, {"replay_max_bytes": 3000}],
+    "bytes": [{}, {}, {"replay_max_bytes": 1800}],
     "change": ["", "", "reward_weights", "max_completion_length"],
     "start": [0, 0, 2, "pass_rate(0.4)", "adaptive"],
     "saved": [{}, {"save_strategy": "steps", "save_steps": 6}],
@@ -91,8 +93,8 @@ AXES = {
     "prompts": [[[0, 1, 2]], [[0, 1, 2], [3, 4, 5]], [[0, 1, 2]], [[0, 1, 0], [2, 0, 1]]],
     "logging": [1, 1, 3],
     "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, {"replay_refill": "same(rounds=1)"}],
-    "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed", "Masking", "Column"],
-    "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}, PICTURED],
+    "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed", "Masking", "Column", "Rescoring"],
+    "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}, PICTURED, SPARSELY, EXPERTS],
     "other": [
         {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.55}, BONUS, BOTH,
         CONTROL, {"off_policy_mask_threshold": 0.02},
@@ -129,7 +131,11 @@ def covering(axes, runs):
 def settings_of(chosen):
     """Those of the trainer and of replay, where they go together; and what a plugin edits."""
     if "images" in chosen["trainer"]:
-        chosen = {**chosen, "beta": {}, "completions": {}, "class": "GRPOTrainer", "saved": {}}
+        chosen |= {"beta": {}, "completions": {}, "class": "GRPOTrainer", "saved": {}}
+    if "experts" in chosen["trainer"]:
+        chosen["beta"] = {}
+    if chosen["trainer"] == SPARSELY:
+        chosen["prompts"] = [[0, 1, 2], [3, 4, 5]]
     level = "sequence" if chosen["loss"] == "luspo" else chosen["level"]
     training = {
         "loss_type": chosen["loss"], "importance_sampling_level": level, "scale_rewards": chosen["scale"],
@@ -147,6 +153,7 @@ def settings_of(chosen):
     }  # fmt: skip
     if "images" in training:
         replay = {"replay_record": "forward", **replay}
+        replay |= {"replay_max_bytes": 300_000} if "replay_max_bytes" in replay else {}
     if "images" in training and "per_device_train_batch_size" in training:
         replay.pop("replay_refill", None)  # TRL 1.5.1 divides no round of other sizes
     edits = chosen["plugin"]
@@ -266,6 +273,7 @@ class Copied(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         ids, mask = both(inputs)
+        assert inputs["advantages"].isfinite().all(), "read early, and once more by TRL's"
         asked = ((teacher(self), ids), (model, ids.flip(0)), (model, ids[:, 1:]), (model, ids.flip(1)))
         for one, of in asked:
             width = inputs["completion_ids"].size(1)
@@ -305,7 +313,27 @@ class Column(GRPOTrainer):
         return {**batch, "advantages": batch["advantages"].unsqueeze(1)}
 
 
+class Rescoring(GRPOTrainer):
+    """Scores some rows, and all of them by other rewards, before what counts."""
+
+    nested = False
+
+    def _calculate_rewards(self, inputs, *columns):
+        if not self.nested:
+            self.nested = True
+            held = [(one.batches, one.calls) for one in self.reward_funcs]
+            for rows in (slice(SIZE), slice(None)):
+                for one in self.reward_funcs:
+                    one.batches = ([[7.0, 1.0, 2.0, 5.0]] * SLOTS,)
+                self._calculate_rewards(inputs[rows], *(column[rows] for column in columns))
+            for one, before in zip(self.reward_funcs, held, strict=True):
+                one.batches, one.calls = before
+            self.nested = False
+        return super()._calculate_rewards(inputs, *columns)
+
+
 OWN = {
+    "Rescoring": Rescoring,
     "Masking": Masking,
     "Column": Column,
     "Copied": Copied,

@@ -4,11 +4,9 @@ All that settings make is in test_any_settings.py.
 """
 
 import pytest
-import torch
-from pictures import text_settings
 from releases import since
 from replaying import build, replay
-from scenarios import SCRIPT, follow
+from scenarios import SCRIPT, experts, follow
 from support import DEAD, HALF, LIVE, Rewards
 
 from trl_replay.testing import make_tokenizer
@@ -20,26 +18,12 @@ def test_the_loss_by_hand_notices_replay_without_correction(tmp_path):
 
 
 @since("1.7.0", "the auxiliary loss")
-@pytest.mark.parametrize(
-    ("family", "replay_settings"),
-    [("Qwen2Moe", {}), ("Mixtral", {}), ("Qwen2Moe", {"replay_unfilled": "exclude", "replay_max_fraction": 0.4})],
-)
-def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(tmp_path, family, replay_settings):
-    import transformers
-
-    tokenizer = make_tokenizer()
-    shape = text_settings(tokenizer)
-    if family == "Qwen2Moe":
-        shape |= {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-    else:
-        shape |= {"num_local_experts": 4}
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**shape))
+def test_replay_is_right_with_another_mixture_of_experts_and_its_auxiliary_loss(tmp_path):
     accumulated = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
     settings = {"router_aux_loss_coef": 0.5, "loss_type": "grpo", **accumulated}
-    trainer = build(tmp_path, Rewards(*SCRIPT), model=model, **settings)
+    trainer = build(tmp_path, Rewards(*SCRIPT), model=experts("Mixtral"), **settings)
     assert trainer.aux_loss_enabled
-    replay(trainer, **replay_settings)
+    replay(trainer)
 
 
 @pytest.mark.parametrize("name", ["generated again and mixed", "ratios at both bounds, vespo, beta"])
