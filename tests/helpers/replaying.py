@@ -395,12 +395,12 @@ def original(batch: Batch, row: int, pad: int) -> dict[str, Any]:
     ids, mask = batch["completion_ids"][row], batch["completion_mask"][row]
     real = mask.ne(0) if mask.any() else ids.ne(pad)
     length = int(real.nonzero().max()) + 1 if real.any() else 0
-    advantage = batch["advantages"][row]
+    advantage = batch["advantages"][row].detach()
     found: dict[str, Any] = {
         "prompt": batch["prompt_ids"][row][batch["prompt_mask"][row].bool()],
         "ids": ids[:length],
         "attention": mask[:length],
-        "advantage": float(advantage) if advantage.numel() == 1 else advantage[:length].detach(),
+        "advantage": float(advantage) if advantage.numel() == 1 else advantage[:length],
     }
     if batch.get("pixel_values") is not None and batch["num_images"][row]:
         found["images"] = by_row(batch)[row]
