@@ -28,6 +28,7 @@ LATEST = ("size", "tasks", "rollouts", "replay_ratio")
 ALWAYS = 10**9
 SOLVED = "its prompt is solved (replay_retire_passes)"
 RULE_CHANGED, BYTES_REACHED = "Another reward rule than the present one", "replay_max_bytes is reached with"
+REPEATED = "This run generates one batch"
 """How warnings begin."""
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 TAKEN_AWAY = (
@@ -59,6 +60,15 @@ def shaped(advantages: Any, update: int) -> Any:
     never is."""
     factors, added = np.array([[2.0, 0.0], [1.0 - update % 2, 0.0], [2.0, 0.4]])[: len(advantages)].T
     return advantages * factors[:, None] + added[:, None]
+
+
+def dropping(table: Any, context: Any) -> Any:
+    """An evictor that keeps two entries a prompt."""
+    return np.where(table.newer < 2, table.score, -np.inf)
+
+
+dropping.drops = True  # type: ignore[attr-defined]
+DROPPING = f"{__name__}:dropping"
 
 
 @dataclass
@@ -252,7 +262,7 @@ class Naive:
 
     def look(self) -> None:
         """Judges the fresh groups, and those that are generated again in the slots of dead ones."""
-        self.prompts, self.solved = next(self.turns), set()
+        self.prompts, self.solved, self.judged = next(self.turns), set(), []
         held, again, self.rounds = self.judge([*range(SLOTS)]), self.refill, 0
         for _ in range(again.get("rounds", 0)):
             slots = np.flatnonzero(held["dead"])
@@ -264,6 +274,9 @@ class Naive:
             for name, values in found.items():
                 held[name][slots[live]] = values[live]
             self.counts["refilled"] += int(live.sum())
+        for total, scored, dead in self.judged:
+            for name, at in (("at_lowest", total < self.lowest + 1e-4), ("at_highest", total > self.highest - 1e-4)):
+                self.counts[name] += int((dead & (at | ~scored).all(axis=1) & scored.any(axis=1)).sum())
         if np.ptp(held["source"][..., 0]) and (self.policy[1] == "batch" or self.policy[2] == "normalize_then_sum"):
             batch = held["rewards"].astype(np.float32).tolist()  # as they travel
             advantages = np.array([advantages_by_hand.advantages(group, batch, *self.policy) for group in batch])
@@ -305,8 +318,7 @@ class Naive:
         self.counts["all_right"] += int((scored.any(axis=1) & (passes | ~scored).all(axis=1)).sum())
         self.counts["failed"] += int((~scored).sum())
         self.lowest, self.highest = np.nanmin([self.lowest, *total.flat]), np.nanmax([self.highest, *total.flat])
-        for name, there in (("at_lowest", total < self.lowest + 1e-4), ("at_highest", total > self.highest - 1e-4)):
-            self.counts[name] += int((found["dead"] & (there | ~scored).all(axis=1) & scored.any(axis=1)).sum())
+        self.judged.append((total.copy(), scored, found["dead"].copy()))
         unlike = np.array([std(of_one) > 1e-4 for of_one in total])
         self.counts["untrained"] += int((found["dead"] & unlike & ~(trains & ~found["masked"]).all(axis=1)).sum())
         self.solved |= {*self.prompts[slots][passes.sum(axis=1) >= self.setting("retire_passes", ALWAYS)].tolist()}
@@ -328,7 +340,7 @@ class Naive:
             masked[:, -1] |= self.plugin_masks(self.watch.updates[-1])
             own = np.where(masked, 0.0, shaped(own, self.watch.updates[-1]) if not self.setting("mixer") else own * 2)
         trains = trains & ~masked
-        dead = (self.as_trl & (np.ptp(own, axis=1) < 1e-3)) | ~((np.abs(own) > 1e-3) & trains).any(axis=1)
+        dead = (self.as_trl & (np.ptp(own, axis=1) < 1e-4)) | ~((np.abs(own) > 1e-4) & trains).any(axis=1)
         if self.setting("reward"):
             alike = np.ptp(total, axis=1) == 0
             if self.plugin == "advantages":
@@ -369,13 +381,17 @@ class Naive:
             self.same("too few stay:", fewer, 0)
             self.same("bytes fit:", self.fits(kept), True)
         else:
-            kept = sorted(there, key=lambda entry: self.rank(entry, there))[over:]
+            ranked = sorted(there, key=lambda entry: self.rank(entry, there))
+            dropped = sum(self.newer(entry, there) > 1 for entry in there if self.setting("evictor") == DROPPING)
+            kept = ranked[max(over, dropped) :]
             while not self.fits(kept):
                 self.warned[BYTES_REACHED] = 1
                 kept = kept[1:]
             kept.sort(key=lambda one: one.serial)
         over = len(there) - len(kept)
         self.same("stored are", sorted(held), [entry.serial for entry in kept])
+        for one in (*(entry.serial for entry in there), -1, "1"):
+            self.same(f"{one!r} in the buffer is", one in self.session.buffer, one in held)
         stored = sum(entry.serial in held for entry in new)
         self.counts["stored"] += stored
         self.counts["evicted"] += over - (len(new) - stored)
@@ -422,10 +438,16 @@ class Naive:
             expected = np.array([entry.columns[name] for entry in self.entries], float)
             np.testing.assert_allclose(getattr(table, name)[rows], expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
+    @staticmethod
+    def newer(entry: Entry, there: list[Entry]) -> int:
+        """How many are newer of its prompt."""
+        return sum(other.prompt == entry.prompt and other.serial > entry.serial for other in there)
+
     def rank(self, entry: Entry, there: list[Entry]) -> Any:
-        newer = sum(other.prompt == entry.prompt and other.serial > entry.serial for other in there)
-        score = round(entry.score, 4)
-        of_evictor = {"heap": (score,), "fifo": (), "prompt_balanced": (-newer, score)}
+        newer, score = self.newer(entry, there), round(entry.score, 4)
+        of_evictor = {
+            "heap": (score,), "fifo": (), "prompt_balanced": (-newer, score), DROPPING: (newer < 2, score),
+        }  # fmt: skip
         return (*of_evictor[self.setting("evictor")], entry.serial)
 
     def replaceable(self) -> list[int]:
@@ -488,6 +510,8 @@ class Naive:
             self.watch.chances = self.chances(eligible)
         self.same("different groups are", len(self.drawn), len(found))
         self.has_begun |= bool(self.drawn)
+        if not found and not generated and self.session.trainer.num_iterations == 6:
+            self.warned[REPEATED] = 1
         for entry in self.entries:
             is_drawn = entry.serial in self.drawn
             if is_drawn and generated:

@@ -109,7 +109,7 @@ def masked(self, inputs):
 
 
 def trimmed_in_a_copy(self, inputs):
-    width, most = inputs["completion_mask"].size(1), int(inputs["completion_mask"].sum(1).max())
+    width, most = inputs["completion_mask"].size(1), max(int(inputs["completion_mask"].sum(1).max()), 1)
 
     def cut(key: str, value: Any) -> Any:
         return (

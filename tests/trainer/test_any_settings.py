@@ -18,7 +18,7 @@ import torch
 import transformers
 from corrected import FAR, MASKED, PER, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
 from log_by_hand import LossLog
-from naive import BYTES_REACHED, RULE_CHANGED, SIZE, SLOTS, Naive, shaped
+from naive import BYTES_REACHED, DROPPING, REPEATED, RULE_CHANGED, SIZE, SLOTS, Naive, shaped
 from releases import TRL, Version
 from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
@@ -42,6 +42,7 @@ if Version("1.10.0") <= TRL:
     BOTH = {**BONUS, "top_entropy_quantile": 0.386}
     CONTROL = {**BONUS, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
 PICTURED, SPARSELY = {"images": (2, 1, 1, 3, 1, 2)}, {"images": (2, 0, 1, 0, 0, 0)}
+AGAIN = {"replay_refill": "same(rounds=1)"}
 ROWS = {"replay_selector": "always(share=1.0)"}
 WEIGHTED = ("proportional", "prompt_balanced")
 AXES = {
@@ -78,7 +79,7 @@ AXES = {
     "sampler": ["uniform", "newest", "top", "least_used", "proportional", "prompt_balanced"],
     "size": [2, 3, 4, 64],
     "scorer": ["advantage_std", "reward_std", "mean_reward", "recency", "constant"],
-    "evictor": ["heap", "fifo", "prompt_balanced", "reservoir"],
+    "evictor": ["heap", "fifo", "prompt_balanced", "reservoir", DROPPING],
     "fraction": [1.0, 0.67, 0.34],
     "rows": [2, 1, 3],
     "counting": [{}, {"replay_reward": "scripted"}],
@@ -92,7 +93,7 @@ AXES = {
     "rewards": [0.0, 0.0, 100.1, -0.25],
     "prompts": [[[0, 1, 2]], [[0, 1, 2], [3, 4, 5]], [[0, 1, 2]], [[0, 1, 0], [2, 0, 1]]],
     "logging": [1, 1, 3],
-    "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, {"replay_refill": "same(rounds=1)"}],
+    "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, AGAIN],
     "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed", "Masking", "Column", "Rescoring"],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}, PICTURED, SPARSELY, EXPERTS],
     "other": [
@@ -104,6 +105,16 @@ AXES = {
 """Quantiles lie between two tokens' entropies: where they fall on one, its last bit decides whether it trains."""
 PROMPTS = ("1=", "12=", "123+4=", "7=", "89=", "5+6=")
 """Of two batches: the longest ones are not equally long."""
+TEXTLESS = {"beta": {}, "completions": {}, "class": "GRPOTrainer", "saved": {}}
+TOGETHER = (
+    ("correction", PROXIMAL, {"class": "Reordered", "layout": {"num_iterations": 2, "max_steps": 12}}),
+    ("correction", PER, {"scorer": "mean_reward", "rewards": -0.25}),
+    ("class", "Trimmed", {"completions": {"truncating": True}}),
+    ("trainer", PICTURED, TEXTLESS),
+    ("trainer", SPARSELY, {**TEXTLESS, "prompts": [[0, 1, 2], [3, 4, 5]], "layout": {}, "refill": AGAIN}),
+    ("trainer", EXPERTS, {"beta": {}} if EXPERTS else {}),
+)
+"""An axis, one of its values, and values of others without which that is not seen, or that it can't have."""
 SINGLE = ("scorer", "evictor", "sampler", "correction", "unfilled", "start")
 RUNS = 36
 
@@ -130,12 +141,8 @@ def covering(axes, runs):
 
 def settings_of(chosen):
     """Those of the trainer and of replay, where they go together; and what a plugin edits."""
-    if "images" in chosen["trainer"]:
-        chosen |= {"beta": {}, "completions": {}, "class": "GRPOTrainer", "saved": {}}
-    if "experts" in chosen["trainer"]:
-        chosen["beta"] = {}
-    if chosen["trainer"] == SPARSELY:
-        chosen["prompts"] = [[0, 1, 2], [3, 4, 5]]
+    for name, value, others in TOGETHER:
+        chosen |= others if chosen[name] == value else {}
     level = "sequence" if chosen["loss"] == "luspo" else chosen["level"]
     training = {
         "loss_type": chosen["loss"], "importance_sampling_level": level, "scale_rewards": chosen["scale"],
@@ -185,6 +192,10 @@ def settings_of(chosen):
         if training.get("steps_per_generation") in (1, 3):
             training |= ACCUMULATED
             del training["steps_per_generation"]
+        elif chosen["start"] == 2 and "steps_per_generation" not in training:
+            training |= {"num_iterations": 6, "max_steps": 6}  # one batch is all that is generated
+    elif replay["replay_buffer_size"] == 64:
+        training["max_steps"] += 6
     if training.get("num_iterations") == 3 and training.get("steps_per_generation") == 2:
         replay.pop("replay_max_age", None)  # less than between two generations
     if "replay_advantages" in replay:
@@ -287,9 +298,14 @@ class Copied(GRPOTrainer):
 
 
 class Reordered(GRPOTrainer):
-    """Gives TRL's loss a copy of the batch, with rows in another order."""
+    """Gives every other loss of TRL's a copy of the batch, with rows in another order."""
+
+    turns = 0
 
     def _compute_loss(self, model, inputs):
+        self.turns += 1
+        if self.turns % 2:
+            return super()._compute_loss(model, inputs)
         shape = inputs["prompt_ids"].shape[:1]
         rows = {key: value.flip(0) for key, value in inputs.items() if getattr(value, "shape", ())[:1] == shape}
         return super()._compute_loss(model, {**inputs, **rows})
@@ -372,7 +388,7 @@ class ReadBack(transformers.TrainerCallback):
 
 CHANGES = {"reward_weights": torch.tensor([1.0, 0.25]), "max_completion_length": 3}
 CHANGED_AT = 4
-WARNINGS = (RULE_CHANGED, BYTES_REACHED)
+WARNINGS = (RULE_CHANGED, BYTES_REACHED, REPEATED)
 
 
 MEASURED = {"replay/bytes", "replay/padding", "replay/seconds"}
