@@ -136,7 +136,7 @@ class Naive:
         session.buffer.extend = lambda groups, new, *others: (
             self.costs.update({one.serial: one.nbytes for one in new}) or extend(groups, new, *others)
         )
-        self.warned = Counter()
+        self.warned, self.iterations = Counter(), []
         to_cpu = session.step.judge.to_cpu
         session.step.judge.to_cpu = lambda batch: to_cpu(self.scored.append(batch) or batch)
         self.pass_rate, self.seen, self.live, self.seen_at_live, self.has_begun = None, 0, 0, 0, False
@@ -184,6 +184,8 @@ class Naive:
         """A batch was composed: for a generation batch, or for a further iteration."""
         watch, update = self.watch, self.watch.updates[-1]
         self.change_limits()
+        if generated or self.setting("iterations"):
+            self.iterations.append(0 if generated else self.iterations[-1] + 1)
         if generated:
             self.look()
             self.policies.append(self.policy)

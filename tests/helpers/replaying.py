@@ -79,12 +79,16 @@ class Checked(Spy):
                     by_hand.append(one)
                 else:
                     beside.append(one.entropy)
-            if self.control.adapts:
-                trained = [entropy[row["mask"]] for row, entropy in zip(rows, entropies, strict=True)]
-                self.control.note(trained, identities, self.accelerator.sync_gradients)
             count = len(inputs.rows) * (1 - sum(excluded) / len(excluded))
             expected = differentiable_loss(self, by_hand, self.watch.items(), aux, count=count, beside=beside)
-            unsure = math.isnan(entropy_threshold(self.args, by_hand, beside) or 0.0)
+            threshold = entropy_threshold(self.args, by_hand, beside) or 0.0
+            if self.control.adapts:
+                trained = [entropy[row["mask"]] for row, entropy in zip(rows, entropies, strict=True)]
+                trained = [entropy[entropy >= threshold] for entropy in trained]
+                self.control.note(trained, identities, self.accelerator.sync_gradients)
+            unsure = math.isnan(threshold)
+            if unsure and self.control.adapts:
+                self.control.mean, self.control.coefficient = self._last_world_entropy, self.entropy_coef
             self.expected = loss if unsure else expected
             replayed = int((inputs.rows[:, 0] < 0).sum())
             self.compared.append((float(loss.detach()), None if unsure else float(expected.detach()), replayed))
@@ -543,10 +547,11 @@ def iterate_corrected(folder: Path, correction: str, level: str) -> None:
 
 def check_batches(watch: Watch) -> None:
     """Keys in = keys out, in their order; each replayed row is the row that scoring returned, all keys together."""
+    some = {key for before, _ in watch.steps for key in before} & {"num_tiles"}  # which TRL leaves out where all are 1
     for number, (before, after) in enumerate(watch.steps):
-        assert [key for key in after if key != "num_tiles"] == [
-            key for key in [*before, ROWS] if key != "num_tiles"
-        ], "keys in = keys out"
+        assert [key for key in after if key not in some] == [key for key in [*before, ROWS] if key not in some], (
+            "keys in = keys out"
+        )
         by_hand = None if watch.advantages is None else watch.advantages(number)
         for row in range(len(before["advantages"])):
             found = original(after, row, watch.pad)

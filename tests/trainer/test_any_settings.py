@@ -18,7 +18,7 @@ import torch
 import transformers
 from corrected import FAR, MASKED, PER, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
 from log_by_hand import LossLog
-from naive import BYTES_REACHED, DROPPING, REPEATED, RULE_CHANGED, SIZE, SLOTS, Naive, shaped
+from naive import BYTES_REACHED, DROPPING, REPEATED, RULE_CHANGED, SIZE, Naive, shaped
 from releases import TRL, Version
 from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
@@ -31,6 +31,8 @@ from trl_replay.checkpoint import saving
 from trl_replay.data.plan import EMPTY
 
 RIGHT, MOST, FAILED = [1.0] * 4, [1.0, 1.0, 1.0, 0.0], [1.0, None, 0.75, 0.0]
+MIDDLE = [1.0, 0.5, 0.0, 0.5]
+"""The rows that end where others are truncated have an advantage of 0."""
 TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
 ACCUMULATED = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
 SEVERAL = {"reward_weights": [1.0, 0.5]}
@@ -40,7 +42,7 @@ if Version("1.7.0") <= TRL:
 if Version("1.10.0") <= TRL:
     BONUS = {"entropy_coef": 0.05}
     BOTH = {**BONUS, "top_entropy_quantile": 0.386}
-    CONTROL = {**BONUS, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
+    CONTROL = {**BOTH, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
 PICTURED, SPARSELY = {"images": (2, 1, 1, 3, 1, 2)}, {"images": (2, 0, 1, 0, 0, 0)}
 AGAIN = {"replay_refill": "same(rounds=1)"}
 ROWS = {"replay_selector": "always(share=1.0)"}
@@ -108,6 +110,7 @@ PROMPTS = ("1=", "12=", "123+4=", "7=", "89=", "5+6=")
 TEXTLESS = {"beta": {}, "completions": {}, "class": "GRPOTrainer", "saved": {}}
 TOGETHER = (
     ("correction", PROXIMAL, {"class": "Reordered", "layout": {"num_iterations": 2, "max_steps": 12}}),
+    ("other", BONUS, {"unfilled": "exclude", "layout": ACCUMULATED, "loss": "grpo"} if BONUS else {}),
     ("correction", PER, {"scorer": "mean_reward", "rewards": -0.25}),
     ("class", "Trimmed", {"completions": {"truncating": True}}),
     ("trainer", PICTURED, TEXTLESS),
@@ -160,7 +163,7 @@ def settings_of(chosen):
     }  # fmt: skip
     if "images" in training:
         replay = {"replay_record": "forward", **replay}
-        replay |= {"replay_max_bytes": 300_000} if "replay_max_bytes" in replay else {}
+        replay |= {"replay_max_bytes": 500_000} if "replay_max_bytes" in replay else {}
     if "images" in training and "per_device_train_batch_size" in training:
         replay.pop("replay_refill", None)  # TRL 1.5.1 divides no round of other sizes
     edits = chosen["plugin"]
@@ -194,7 +197,7 @@ def settings_of(chosen):
             del training["steps_per_generation"]
         elif chosen["start"] == 2 and "steps_per_generation" not in training:
             training |= {"num_iterations": 6, "max_steps": 6}  # one batch is all that is generated
-    elif replay["replay_buffer_size"] == 64:
+    elif replay["replay_buffer_size"] == 64 and replay["replay_correction"] != FAR:
         training["max_steps"] += 6
     if training.get("num_iterations") == 3 and training.get("steps_per_generation") == 2:
         replay.pop("replay_max_age", None)  # less than between two generations
@@ -207,7 +210,8 @@ def settings_of(chosen):
     if replay["replay_correction"] == PER and "replay_mixer" in replay:
         replay["replay_correction"] = "ratio"
     if replay.get("replay_kl") == "all_wrong":
-        replay["replay_unfilled"] = "keep"
+        replay |= {"replay_unfilled": "keep", "replay_start": 0}
+        replay.pop("replay_retire_passes", None)
     own = "tokens" in training or chosen["class"] == "Masking"
     over_batch = chosen["scale"] == "batch" or "multi_objective_aggregation" in training
     if replay.get("replay_kl") == "all_wrong" or (own and over_batch):
@@ -226,11 +230,12 @@ def settings_of(chosen):
 def rewards_of(run, training, replay, edits):
     """A script for each function."""
     chance, least = random.Random(run), replay["replay_pass_reward"] - 0.5
-    groups = [DEAD, DEAD, DEAD, LIVE, HALF, RIGHT, MOST]
+    groups = [DEAD, DEAD, DEAD, LIVE, HALF, RIGHT, MOST, MIDDLE]
     groups += (
         [] if {"replay_mixer", "replay_reward", "replay_refill"} & replay.keys() or edits else [FAILED, [None] * 4]
     )
-    script = [[LIVE, HALF, HALF], *([chance.choice(groups) for _ in range(3)] for _ in range(21))]
+    script = [[LIVE, HALF, HALF], [RIGHT, DEAD, LIVE]]
+    script += [[chance.choice(groups) for _ in range(3)] for _ in range(20)]
     script = [[[None if one is None else one + least for one in group] for group in batch] for batch in script]
     if "reward_weights" not in training:
         return [script]
@@ -251,10 +256,11 @@ def double_all(groups):
 def serials(table, rows):
     if "mine" not in table.names:
         table.add_column("mine", np.int64, fill=-1)
-    table.writable("mine")[rows] = table.serial[rows]
+    table.mine[rows] = table.serial[rows]
 
 
 def edit(plan, context):
+    edited.append(context.iteration)
     plan.advantages = np.where(plan.entry == EMPTY, 1.0, 0.5) * plan.advantages
     for slot, rows in ((0, slice(None)), (1, 0)):
         if context.iteration == 0 or (plan.entry[slot] != EMPTY).any():
@@ -264,6 +270,8 @@ def edit(plan, context):
     plan.kl[:, 0] = False
 
 
+edited = []
+"""The iterations of which plans were edited."""
 LOSS = GRPOTrainer._compute_loss
 COPY = FunctionType(LOSS.__code__, LOSS.__globals__, closure=LOSS.__closure__)
 
@@ -284,7 +292,8 @@ class Copied(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         ids, mask = both(inputs)
-        assert inputs["advantages"].isfinite().all(), "read early, and once more by TRL's"
+        if self.state.global_step % 2:
+            assert inputs["advantages"].isfinite().all(), "read early, and once more by TRL's"
         asked = ((teacher(self), ids), (model, ids.flip(0)), (model, ids[:, 1:]), (model, ids.flip(1)))
         for one, of in asked:
             width = inputs["completion_ids"].size(1)
@@ -339,8 +348,8 @@ class Rescoring(GRPOTrainer):
             self.nested = True
             held = [(one.batches, one.calls) for one in self.reward_funcs]
             for rows in (slice(SIZE), slice(None)):
-                for one in self.reward_funcs:
-                    one.batches = ([[7.0, 1.0, 2.0, 5.0]] * SLOTS,)
+                for one, (batches, calls) in zip(self.reward_funcs, held, strict=True):
+                    one.batches = ([[7.0, 1.0, 2.0, 5.0], *batches[min(calls, len(batches) - 1)][1:]],)
                 self._calculate_rewards(inputs[rows], *(column[rows] for column in columns))
             for one, before in zip(self.reward_funcs, held, strict=True):
                 one.batches, one.calls = before
@@ -417,7 +426,9 @@ def check_log(trainer, naive):
 
 @pytest.mark.usefixtures("all_metrics")
 @pytest.mark.parametrize("run", range(RUNS))
-def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and_32_and_35_any_settings(tmp_path, run):
+def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_18_and_21_and_25_and_27_and_32_and_35_any_settings(
+    tmp_path, run
+):
     chosen = covering(AXES, RUNS)[run]
     training, replay, edits = settings_of(chosen)
     script = rewards_of(run, training, replay, edits)
@@ -433,6 +444,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and
         "plan": {"plan": edit, "admitted": serials},
         "advantages": {"advantages": double_all if "replay_mixer" in replay else double, "admitted": serials},
     }
+    edited.clear()
     with plugin(**hooks[edits]) if edits else nullcontext():
         session = trl_replay.attach(trainer, **replay, replay_plugins=["mine"] if edits else None)
         watch = watched(trainer, session)
@@ -457,6 +469,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_21_and_25_and_27_and
     found = Counter(begin for begin in WARNINGS for one in told if begin in str(one.message))
     assert found == naive.warned, (found, naive.warned)
     check_log(trainer, naive)
+    assert edited == (naive.iterations if edits == "plan" else [])
     if edits:
         assert session.buffer.table.mine.tolist() == session.buffer.table.serial.tolist()
     assert naive.counts["replaced"] + naive.counts["iterated"] + naive.counts["refilled"] > 0

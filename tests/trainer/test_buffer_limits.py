@@ -3,17 +3,16 @@
 import numpy as np
 import pytest
 from scenarios import train
-from support import DEAD, HALF, LIVE, Act, Rewards, Spy
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.serialization.groups import pack
 from trl_replay.testing import make_trainer
 
 
-@pytest.mark.parametrize("scope", ["process", "gathered"])
-def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_path, scope):
+def test_bytes_bound_a_gathered_buffer_and_the_warning_tells_what_a_group_costs(tmp_path):
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)
-    session = trl_replay.attach(trainer, replay_max_bytes="1.5KB", replay_scope=scope, replay_evictor="fifo")
+    session = trl_replay.attach(trainer, replay_max_bytes="1.5KB", replay_scope="gathered", replay_evictor="fifo")
     sizes = []
     step = session.step.take
     session.step.take = lambda *batch: [step(*batch), sizes.append(session.buffer.nbytes)][0]
@@ -90,20 +89,3 @@ def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_pa
     rows = 12
     assert told["share"] == {88 * rows}
     assert 288 + 8 * -(-rows // 48) in told["agree"]
-
-
-def test_188_groups_longer_than_completions_may_be_now_leave_at_the_next_batch(tmp_path):
-    live = Rewards([LIVE, DEAD, LIVE])
-    trainer = make_trainer(tmp_path, live, trainer_class=Spy, max_steps=6, max_completion_length=6)
-    session = trl_replay.attach(trainer, replay_start=0)
-
-    def shorten():
-        trainer.max_completion_length = trainer.args.max_completion_length = 3
-        trainer.generation_config.max_new_tokens = 3
-
-    trainer.add_callback(Act({3: shorten}))
-    trainer.train()
-    assert max(loss["inputs"]["completion_ids"].size(1) for loss in trainer.losses[:3]) > 3
-    assert all(loss["inputs"]["completion_ids"].size(1) <= 3 for loss in trainer.losses[3:])
-    assert session.buffer.table.row_length.max() <= 3
-    assert "a completion is longer than max_completion_length=3" in session.explain()

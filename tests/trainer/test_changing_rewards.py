@@ -59,13 +59,6 @@ def test_153_groups_that_another_rule_scored_leave_and_those_that_wait_are_refus
     assert sum(str(one.message).startswith(RULE_CHANGED) for one in caught) == 1
 
 
-def test_153_a_change_between_two_iterations_is_seen_at_the_next_one(tmp_path):
-    iterations = {"num_iterations": 2, "replay_iterations": "replay"}
-    run = train(tmp_path, [LIVE] * 3, at={3: weigh(2.0)}, max_steps=4, replaced=0, **iterations)
-    assert (run.table.update >= 3).all()
-    assert run.reasons[LEFT] > 0
-
-
 def test_153_a_schedule_of_weights_leaves_nothing_and_says_so_once(tmp_path, recwarn):
     at = {step: weigh(1.0 + step) for step in range(1, 6)}
     run = train(tmp_path, [LIVE, HALF, DEAD], at=at, max_steps=6, replaced=0)

@@ -4,7 +4,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from releases import since
 from scenarios import train
 from support import DEAD, HALF, LIVE, Spy
@@ -37,44 +36,7 @@ class Told(Spy):
         return result
 
 
-def fresh_tokens(loss):
-    fresh = loss["inputs"].rows[:, 0] >= 0
-    return loss["inputs"]["completion_mask"].bool() & fresh.unsqueeze(1)
-
-
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 3.0, "entropy_coef_delta": 0.01}
-
-
-@since("1.8.0", "the adaptive entropy bonus")
-@pytest.mark.parametrize("quantile", [1.0, 0.5])
-@pytest.mark.parametrize("layout", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}], ids=str)
-def test_49_the_adaptive_entropy_bonus_goes_by_fresh_rows_alone(tmp_path, layout, quantile):
-    settings = {"replaced": 4, "max_steps": 3, "learning_rate": 5e-2, **ADAPTIVE, **layout}
-    trainer = train(tmp_path, *SCRIPT, trainer_class=Told, top_entropy_quantile=quantile, **settings).trainer
-    windows = len(trainer.losses) // 3
-    for number in range(3):
-        losses = trainer.losses[number * windows : (number + 1) * windows]
-        kept = []
-        for seen in losses:
-            mask = fresh_tokens(seen)
-            if quantile < 1.0:
-                all_tokens = seen["inputs"]["completion_mask"].bool()
-                mask &= seen["entropies"] >= torch.quantile(seen["entropies"][all_tokens], 1 - quantile)
-            kept.append(seen["entropies"][mask])
-        told = trainer.controlled[(number + 1) * windows - 1]
-        # a micro-batch without fresh tokens counts as one token of the last mean
-        last = trainer.controlled[number * windows - 1] if number else 0.0
-        tokens = torch.cat([part if len(part) else torch.tensor([last]) for part in kept])
-        assert told == pytest.approx(float(tokens.mean()), rel=1e-5)
-
-
-@since("1.8.0", "the adaptive entropy bonus")
-def test_49_with_replayed_rows_alone_the_adaptive_entropy_bonus_keeps_its_last_reading(tmp_path):
-    settings = {"trainer_class": Told, "max_steps": 3, "learning_rate": 5e-2, **ADAPTIVE}
-    trainer = train(tmp_path, [LIVE] * 3, [DEAD] * 3, **settings).trainer
-    assert trainer.controlled[1:] == pytest.approx([trainer.controlled[0]] * 2, rel=1e-4)
-    entropies = [float(seen["entropies"].mean()) for seen in trainer.losses]
-    assert abs(entropies[2] - entropies[0]) > 1e-3, "the policy's entropy has changed since"
 
 
 @since("1.8.0", "the adaptive entropy bonus")

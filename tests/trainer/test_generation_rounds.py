@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from generating import PROMPTS, SIZE, Coins, is_dead, rounds_of
+from generating import PROMPTS, SIZE, Coins, rounds_of
 from releases import since
 from replaying import build
 from scenarios import GENERATED_AGAIN, follow, train
@@ -63,20 +63,6 @@ def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_a
     assert len(new) > 14
     assert max(Counter(new[:9]).values()) == 1
     assert len(session.prompts) == 12
-
-
-def test_the_same_prompts_are_tried_again(tmp_path):
-    coins = Coins(0.3, seed=1)
-    rounds(tmp_path, rewards=coins, max_steps=6, replay_refill="same(rounds=3)")
-    further = 0
-    for numbers in rounds_of(coins.calls, 3):
-        of_batch = coins.prompts[numbers[0]]
-        dead = [slot for slot, group in enumerate(coins.calls[numbers[0]]) if is_dead(group)]
-        for number in numbers[1:]:
-            assert coins.prompts[number] == [of_batch[slot] for slot in dead], "each until it is live, and no longer"
-            dead = [slot for slot, group in zip(dead, coins.calls[number], strict=True) if is_dead(group)]
-            further += 1
-    assert further > 6
 
 
 @since("1.9.0", "streams as datasets")

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pictures
 import pytest
-import torch
 from datasets import concatenate_datasets
 from methods import INJECTED, SCRIPT
 from scenarios import Scenario, follow, train
@@ -118,25 +117,6 @@ def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tm
     assert calls[0] == [3]
     assert session.totals.counters["replaced"] > 3
     assert all(sizes[0] == 3 and (len(sizes) == 1 or 0 < sizes[1] < 3) for sizes in calls)
-
-
-def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path):
-    from trl_replay import compat
-    from trl_replay.batch.groups import AdvantageFormula, view
-
-    setup = compat.RewardSetup(np.ones(1), "batch", "sum_then_normalize")
-    scored = torch.tensor([[50.0], [60.0], [50.0], [60.0], [5.0], [5.001], [5.0], [5.0]])
-    advantages = compat.advantages(scored, setup, 4).double().numpy()
-    ones = np.ones(8, np.int64)
-    columns = {"row": np.arange(8), "advantages": advantages, "lengths": ones, "trainable": ones, "items": ones}
-    columns["prompt"] = ones
-    fresh = view(columns, scored, setup, 4, 0)
-    rule = AdvantageFormula(columns, scored, setup, 4)
-    rewards = scored.double().numpy().reshape(2, 4, 1)
-    for group in (0, 1):
-        everything = np.ones((1, 4), bool)
-        _, dead = rule(rewards[[group]], rewards[[group], :, 0], everything, everything, join=True)
-        assert dead.tolist() == fresh.dead[[group]].tolist(), "alone as in its batch"
 
 
 @pytest.mark.parametrize(

@@ -41,23 +41,6 @@ def by_hand(folder, plan, settings=None, **replay):
     return session, trainer.watch
 
 
-@pytest.mark.parametrize("way", ["masked", "silent", "advantages"])
-def test_172_a_plan_that_leaves_nothing_to_train_on_is_told(tmp_path, way):
-    """Of the last batches one group is live, and two are filled."""
-
-    def nothing(plan):
-        setattr(plan, way, np.zeros_like(plan.advantages) if way == "advantages" else np.ones_like(plan.masked))
-
-    run = train(tmp_path, [LIVE, HALF, LIVE], [LIVE, DEAD, DEAD], hooks={"plan": nothing})
-    assert run.logged("grad_norm") == [0.0] * 4
-    assert run.logged("replay/dead_fraction_after") == [1.0] * 4
-    muted = 0.0 if way == "advantages" else 1.0
-    assert run.logged("replay/masked_rows_fraction") == [muted] * 4
-    reason = "a group trains nothing: its rows are masked, silent, or of advantage 0 by trl_replay_plan of the plugin"
-    assert run.reasons[f"{reason} 'mine'"] == 12
-    assert f"12 x {reason}" in run.session.explain()
-
-
 @pytest.mark.generates
 def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path):
     code = of_page("## `trl_replay_plan(")

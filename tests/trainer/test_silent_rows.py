@@ -10,12 +10,9 @@ from support import DEAD, HALF, rollout_of, tokens_of_replayed, truncating
 
 from trl_replay.loss.supply import ROWS, SILENT
 
-MIDDLE = [1.0, 0.5, 0.0, 0.5]
-"""The rows that `truncated` leaves trained have an advantage of 0."""
 ALL_DEAD = [DEAD, DEAD, DEAD]
 ALL_HALF = [HALF, HALF, HALF]
 INJECT = {"replay_mixer": "inject", "replay_advantages": "joint", **EVERY_GROUP, **SAME_PROMPT}
-NOTHING_TRAINS = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 truncated = partial(train, mask_truncated_completions=True, rollout=truncating(), max_steps=3)
 
 
@@ -42,26 +39,6 @@ def test_62_a_mixer_that_chooses_such_a_row_is_named_and_the_fresh_row_stays(tmp
     run = truncated(tmp_path, ALL_HALF, ALL_DEAD, replaced=0, **{**INJECT, **settings})
     assert tokens_of_replayed(run.steps) == []
     assert run.reasons[f"{name} chose a stored row that trains nothing: the fresh row stays"] == 6
-
-
-UNTRAINED = {
-    "rows with an advantage are truncated": (MIDDLE, truncating()),
-    "all rows are truncated": (HALF, truncating((0, 1, 2, 3), (0,))),
-}
-
-
-@pytest.mark.parametrize("hooks", [None, {"advantages": lambda groups: 2 * groups.advantages}], ids=["trl", "plugin"])
-@pytest.mark.parametrize(("rewards", "rollout"), UNTRAINED.values(), ids=UNTRAINED)
-def test_18_and_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_dead(tmp_path, rewards, rollout, hooks):
-    """It is replaced, and generated again."""
-    run = truncated(tmp_path, [rewards, HALF, HALF], rollout=rollout, hooks=hooks)
-    assert [run.counters[name] for name in ("dead", "stored", "refused")] == [3, 6, 0], "one dead of each batch"
-    assert run.replayed == [0, 1, 1]
-    assert run.reasons[NOTHING_TRAINS] == 3
-    assert NOTHING_TRAINS in run.session.explain()
-    chosen = {"rollout": rollout, "hooks": hooks, "replaced": 0, "replay_buffer_size": 0}
-    run = truncated(tmp_path, [rewards, HALF, HALF], [HALF], max_steps=1, replay_refill="new(rounds=1)", **chosen)
-    assert run.counters["generated"] == 4
 
 
 def longest_masked(groups):
