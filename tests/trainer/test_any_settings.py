@@ -466,8 +466,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_18_and_21_and_25_and
         assert int(after["num_items_in_batch"]) == watch.items(number)
         is_no_wider_than_needed(before, after, watch.pad, training.get("pad_to_multiple_of") or 1)
     naive.finish()
-    found = Counter(begin for begin in WARNINGS for one in told if begin in str(one.message))
-    assert found == naive.warned, (found, naive.warned)
+    assert Counter(begin for begin in WARNINGS for one in told if begin in str(one.message)) == naive.warned
     check_log(trainer, naive)
     assert edited == (naive.iterations if edits == "plan" else [])
     if edits:

@@ -697,7 +697,5 @@ def _values(
         return [values.reshape(len(lengths))[rows].repeat(lengths[rows])]  # of a file: one a row
     if spec.layout == "prompt" and _has_one_prompt(group):
         return [values] * len(lengths[rows])
-    if rows == slice(0, len(lengths)):
-        return [values]
     begin = int(lengths[: rows.start].sum())
     return [values[begin : begin + int(lengths[rows].sum())]]

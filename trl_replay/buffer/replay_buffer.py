@@ -396,7 +396,7 @@ class Store:
             "lacks a tensor": [number for number, have in kinds if not needed <= have],
             "has images, the batch none": [number for number, have in kinds if PIXELS in have - keys],
         }
-        return {reason: np.isin(self.table.keys, numbers) for reason, numbers in unfit.items() if numbers}
+        return {reason: np.isin(self.table.keys, numbers) for reason, numbers in unfit.items()}
 
     def forget(self, rows: Sequence[int] | Ints) -> int:
         """Drop the entries in these rows; return their number."""
@@ -898,16 +898,12 @@ def _with_failed_masked(groups: Groups) -> Groups:
 
 
 def _taken(groups: Groups, newcomers: Sequence[Newcomer], due: Ints) -> tuple[Groups, Sequence[Newcomer]]:
-    """Return the groups and newcomers of the rows `due`, which are nearly always all."""
-    if len(due) == len(groups):
-        return groups, newcomers
+    """Return the groups and newcomers of the rows `due`."""
     return groups.take(due), [newcomers[row] for row in due]
 
 
 def _left(count: int, refused: Mapping[str, Bools], tally: Tally) -> Ints:
     """Rows that no reason refuses; the others are counted by their first one."""
-    if not np.logical_or.reduce([*refused.values()], axis=None):
-        return np.arange(count)
     left = np.ones(count, bool)
     for reason, rows in refused.items():
         tally.refuse(int((left & rows).sum()), reason)

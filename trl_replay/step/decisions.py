@@ -147,8 +147,6 @@ class Mixed:
 
     def take(self, slots: Ints) -> Mixed:
         """Some of the slots, in their order."""
-        if len(slots) == len(self.computed):
-            return self
         return Mixed(self.groups.take(slots), self.used, self.table, self.plan.take(slots), self.computed[slots])
 
     def lacks_a_function(self) -> Bools:
@@ -295,9 +293,7 @@ class Mixing:
         plan.masked = mixed.column("row_masked", mixed.groups.masked)
         counted = np.where(plan.stored | ~mixed.groups.dead[:, None], plan.advantages, 0.0)
         of_batch = scored.groups.advantages
-        least = 0.0
-        if not plan.is_whole.all():
-            least = least_size(np.concatenate([counted, of_batch]), of_batch[~scored.groups.dead])
+        least = least_size(np.concatenate([counted, of_batch]), of_batch[~scored.groups.dead])
         trains = (mixed.trainable > 0) & ~plan.masked
         dead = teach_nothing(counted, trains, np.where(plan.is_whole, 0.0, least))
         some = np.flatnonzero(mixed.computed)
