@@ -49,9 +49,10 @@ def weights_by_hand(
         return behavior + distances(torch.arange(len(new))), 0.7 * one
     if name == "truncated":
         return new, torch.minimum(r, one * 2.0)
-    if name == "sequence_mask":
+    if name in ("sequence_mask", NARROW):
         mean = math.exp(float((new - behavior).double().mean()))
-        return behavior, one * (0.5 <= mean <= 2.0)
+        low, high = (0.5, 2.0) if name != NARROW else (0.999, 1.001)
+        return behavior, one * (low <= mean <= high)
     if name == "topr":
         return new, one if advantage >= 0 else one * min(float(r.prod()), 1.0)
     if name == TOPR_BY_TOKEN:
@@ -70,6 +71,7 @@ def weights_by_hand(
     return new, 0.1 * r / (r + 0.1) ** 2
 
 
+NARROW = "sequence_mask(low=0.999, high=1.001)"
 PER = "per(beta=0.5, final_beta=0.9, updates=8)"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from corrected import FAR, MASKED, PER, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
+from corrected import FAR, MASKED, NARROW, PER, PROXIMAL, SHIFTED, TOPR_BY_TOKEN
 from log_by_hand import LossLog
 from naive import BYTES_REACHED, DROPPING, REPEATED, RULE_CHANGED, SIZE, Naive, shaped
 from releases import TRL, Version
@@ -46,6 +46,7 @@ if Version("1.10.0") <= TRL:
 PICTURED, SPARSELY = {"images": (2, 1, 1, 3, 1, 2)}, {"images": (2, 0, 1, 0, 0, 0)}
 AGAIN = {"replay_refill": "same(rounds=1)"}
 ROWS = {"replay_selector": "always(share=1.0)"}
+EVERY = {**ROWS, "replay_record": "forward"}
 WEIGHTED = ("proportional", "prompt_balanced")
 AXES = {
     "loss": LOSSES,
@@ -60,7 +61,7 @@ AXES = {
     "kind": [
         {}, {"replay_selector": "always(share=0.7)", "replay_record": "loss"}, {"replay_iterations": "replay"},
         {**ROWS, "replay_record": "forward", "replay_advantages": "joint"},
-        {}, {"replay_selector": "always(share=1.0)", "replay_record": "forward"}, {"replay_iterations": "replay"},
+        {}, EVERY, {"replay_iterations": "replay"},
         {**ROWS, "replay_record": "loss", "replay_advantages": "split"},
         {"replay_advantages": "stored"}, {**ROWS, "replay_record": "forward", "replay_advantages": "auto"},
     ],
@@ -72,7 +73,7 @@ AXES = {
     ],
     "correction": [
         "ratio", "truncated", "topr", "imitation", "sequence_mask", "none", MASKED, PROXIMAL, SHIFTED, FAR,
-        TOPR_BY_TOKEN, PER,
+        TOPR_BY_TOKEN, PER, NARROW,
     ],
     "weight": [{}, {}, {"replay_weight": 0.5}, {"replay_max_weight": 1.02},
                {"replay_weight": 0.8, "replay_max_weight": 0.7}],
@@ -112,6 +113,7 @@ TOGETHER = (
     ("correction", PROXIMAL, {"class": "Reordered", "layout": {"num_iterations": 2, "max_steps": 12}}),
     ("other", BONUS, {"unfilled": "exclude", "layout": ACCUMULATED, "loss": "grpo"} if BONUS else {}),
     ("correction", PER, {"scorer": "mean_reward", "rewards": -0.25}),
+    ("correction", NARROW, {"kind": EVERY, "layout": {"num_iterations": 2, "max_steps": 14}}),
     ("class", "Trimmed", {"completions": {"truncating": True}}),
     ("trainer", PICTURED, TEXTLESS),
     ("trainer", SPARSELY, {**TEXTLESS, "prompts": [[0, 1, 2], [3, 4, 5]], "layout": {}, "refill": AGAIN}),
@@ -313,6 +315,7 @@ class Reordered(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         self.turns += 1
+        self.get_high_entropy_mask(torch.ones(1, 2), torch.ones(1, 2), 0.5)  # of no batch
         if self.turns % 2:
             return super()._compute_loss(model, inputs)
         shape = inputs["prompt_ids"].shape[:1]
@@ -397,7 +400,8 @@ class ReadBack(transformers.TrainerCallback):
 
 CHANGES = {"reward_weights": torch.tensor([1.0, 0.25]), "max_completion_length": 3}
 CHANGED_AT = 4
-WARNINGS = (RULE_CHANGED, BYTES_REACHED, REPEATED)
+NOTHING_LEFT = "Of the rows replayed in 8 updates"
+WARNINGS = (RULE_CHANGED, BYTES_REACHED, REPEATED, NOTHING_LEFT)
 
 
 MEASURED = {"replay/bytes", "replay/padding", "replay/seconds"}
@@ -466,6 +470,9 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_18_and_21_and_25_and
         assert int(after["num_items_in_batch"]) == watch.items(number)
         is_no_wider_than_needed(before, after, watch.pad, training.get("pad_to_multiple_of") or 1)
     naive.finish()
+    shares = [log.metrics().get("gated_fraction") for log in trainer.logs.values()]
+    shares = [share for share in shares if share is not None]
+    naive.warned[NOTHING_LEFT] = int(any(sum(shares[end - 8 : end]) > 7.6 for end in range(8, len(shares) + 1)))
     assert Counter(begin for begin in WARNINGS for one in told if begin in str(one.message)) == naive.warned
     check_log(trainer, naive)
     assert edited == (naive.iterations if edits == "plan" else [])
