@@ -766,7 +766,7 @@ class Communicator:
         tally = decision.tally
         tally.size = len(buffer)
         tally.tasks = buffer.table.tasks
-        tally.bytes = buffer.nbytes
+        tally.bytes = buffer.nbytes + sum(len(payload.data) for payload in decision.admitted.mine.values())
         counted = tally if rows.leads else Tally(bytes=tally.bytes)
         return message.pack(
             counters=counted.vector(),
