@@ -23,7 +23,7 @@ from trl_replay.session import Session
 SIZE, SLOTS = 4, 3
 COUNTED = {*COUNTERS} - {"items", "items_delta", "surplus", "size", "tasks", "bytes"}
 SUMMED = ("stored", "evicted", "refused", "retired", "failed_rows", "lost")
-LATEST = ("size", "tasks", "rollouts", "replay_ratio")
+LATEST = ("size", "bytes", "tasks", "rollouts", "replay_ratio")
 """Keys of which a log entry has the sum of its batches, and the last value."""
 ALWAYS = 10**9
 SOLVED = "its prompt is solved (replay_retire_passes)"
@@ -217,6 +217,7 @@ class Naive:
         now = {name: count - self.told[name] for name, count in self.counts.items()}
         self.told = dict(self.counts)
         rows, self.batches = SLOTS * SIZE, self.batches + 1
+        masks = [self.watch.steps[-1][1][key] for key in ("prompt_mask", "completion_mask")]
         of_groups = {"dead_fraction_after": "dead_after", "replaced_fraction": "replaced"}
         of_rows = {"replaced_rows_fraction": "rows", "masked_rows_fraction": "muted"}
         of_generated = ("dead", "all_wrong", "all_right", "untrained")
@@ -227,7 +228,8 @@ class Naive:
             **{f"{name}_fraction": now[f"at_{name}"] / now["generated"] for name in ("lowest", "highest")},
             **{name: now[name] for name in ("stored", "evicted", "retired", "refused", "lost")},
             **{f"{name}_mean": now[name] / now["entries"] for name in ("age", "uses", "score") if now["entries"]},
-            "failed_rows": now["failed"], "size": len(self.entries),
+            "failed_rows": now["failed"], "size": len(self.entries), "bytes": self.bytes_of(self.entries),
+            "padding": 1 - sum(mask.sum() for mask in masks) / sum(mask.numel() for mask in masks),
             "tasks": len({entry.prompt for entry in self.entries}), "rollouts": self.counts["generated"] * SIZE,
         }  # fmt: skip
         if self.setting("reward"):
@@ -415,8 +417,10 @@ class Naive:
 
     def fits(self, kept: list[Entry]) -> bool:
         """Whether so many bytes may be kept (`replay_max_bytes`)."""
-        beside = self.session.buffer.table.row_bytes
-        return sum(self.costs[one.serial] + beside for one in kept) <= self.setting("max_bytes", np.inf)
+        return self.bytes_of(kept) <= self.setting("max_bytes", np.inf)
+
+    def bytes_of(self, kept: list[Entry]) -> int:
+        return sum(self.costs[one.serial] + self.session.buffer.table.row_bytes for one in kept)
 
     def refuse(self, count: int, reason: str) -> None:
         self.counts["refused"] += count

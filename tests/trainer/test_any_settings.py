@@ -404,7 +404,7 @@ NOTHING_LEFT = "Of the rows replayed in 8 updates"
 WARNINGS = (RULE_CHANGED, BYTES_REACHED, REPEATED, NOTHING_LEFT)
 
 
-MEASURED = {"replay/bytes", "replay/padding", "replay/seconds"}
+MEASURED = {"replay/seconds"}
 BY_SIGN = {f"replay/{key}" for key in ("weight_positive", "weight_negative", "clip_ratio", "fresh_clip_ratio")}
 """Functions that cancel out leave advantages of rounding errors, of either sign."""
 
