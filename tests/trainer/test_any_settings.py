@@ -441,7 +441,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_18_and_21_and_25_and
     trainer = made(tmp_path, training, functions)
     trainer.correction = replay["replay_correction"]
     trainer.gate = gate(replay, training["importance_sampling_level"])
-    trainer.gradients = True
+    trainer.gradients, made_of = True, type(trainer)
     trainer.logs = defaultdict(lambda: LossLog(trainer, replay))
     hooks = {
         "": {},
@@ -462,6 +462,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_18_and_21_and_25_and
             for begin in WARNINGS:
                 warnings.filterwarnings("always", begin)
             trainer.train()
+    assert type(trainer) is made_of
     check_batches(watch)
     if not training.get("entropy_coef"):  # whose value is logged over all tokens, whatever its gradient is
         check_losses(trainer, replays=False)

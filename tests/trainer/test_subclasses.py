@@ -8,7 +8,6 @@ from importlib.resources import files
 import pictures
 import pytest
 import torch
-from corrected import PROXIMAL
 from credit import SHARES, Credit, credited
 from loss_by_hand import forward
 from releases import shipping
@@ -202,39 +201,6 @@ def test_a_training_step_that_survives_an_error_or_skips_a_batch_trains_on(tmp_p
     run = train(tmp_path, SCRIPT[0], trainer_class=Survives, max_steps=6, replay_dry_run=dry)
     assert run.trainer.state.global_step == 6
     assert run.counters["stored"] > 0
-
-
-class HalvesInOneIteration(Spy):
-    """Its loss splits the batch by rows in one of the two iterations; dapo's sum is exact."""
-
-    splits = None
-
-    def _compute_loss(self, model, inputs):
-        iteration = self._step // self.args.steps_per_generation % self.num_iterations
-        if iteration != self.splits:
-            return super()._compute_loss(model, inputs)
-        rows = len(inputs["prompt_ids"])
-        parts = [
-            {key: one[row : row + 1] if torch.is_tensor(one) and one.dim() else one for key, one in inputs.items()}
-            for row in range(rows)
-        ]
-        return sum(super(HalvesInOneIteration, self)._compute_loss(model, part) for part in parts)
-
-
-def test_proximal_log_probs_are_each_rows_own_whichever_way_a_loss_splits_its_batch(tmp_path):
-    ends = {}
-    for splits in (None, 0, 1):
-        trainer = make_trainer(
-            tmp_path, Rewards(*[SCRIPT[0]] * 6), trainer_class=HalvesInOneIteration, max_steps=8, loss_type="dapo",
-            num_iterations=2, learning_rate=1e-2,
-        )  # fmt: skip
-        trainer.splits = splits
-        session = trl_replay.attach(trainer, replay_start=0, replay_correction=PROXIMAL)
-        trainer.train()
-        assert session.totals.counters["replaced"] > 0
-        ends[splits] = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
-    for splits in (0, 1):
-        assert (ends[splits] - ends[None]).abs().max() < 1e-3, "0.1 and more with another row's"
 
 
 @shipping("dppo")
