@@ -235,7 +235,8 @@ def changes(node: ast.AST) -> Iterator[Change]:
             if not isinstance(child, ast.AST) or ignored(child):
                 continue
             yield from of_place(child, replacing(node, name, number if isinstance(value, list) else None))
-            yield from changes(child)
+            if not is_negative_number(child):  # which has lost its sign already
+                yield from changes(child)
 
 
 def ignored(node: ast.AST) -> bool:
@@ -249,6 +250,10 @@ def ignored(node: ast.AST) -> bool:
     if isinstance(node, ast.keyword):
         return node.arg in NO_MATTER
     return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("warn")
+
+
+def is_negative_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
 
 
 def replacing(parent: ast.AST, field: str, number: int | None) -> Callable[[ast.AST], None]:
@@ -293,6 +298,8 @@ def of_place(node: ast.AST, replace: Callable[[ast.AST], None]) -> Iterator[Chan
     """Changes that put something else in a node's place."""
     if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
         value: Any = (not node.value) if isinstance(node.value, bool) else node.value + 1
+        if value == node.value:  # a large float
+            return
         yield node, f"{node.value!r} → {value!r}", lambda: replace(ast.Constant(value))
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert | ast.USub):
         yield node, f"{word(node.op)} dropped", lambda: replace(node.operand)

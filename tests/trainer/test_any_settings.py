@@ -45,6 +45,8 @@ if Version("1.10.0") <= TRL:
     CONTROL = {**BOTH, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
 PICTURED, SPARSELY = {"images": (2, 1, 1, 3, 1, 2)}, {"images": (2, 0, 1, 0, 0, 0)}
 AGAIN = {"replay_refill": "same(rounds=1)"}
+TEXT_AGAIN = AGAIN if Version("1.11.0") <= TRL else {}
+"""Batches of text alone among those of images, which TRL divides since."""
 ROWS = {"replay_selector": "always(share=1.0)"}
 EVERY = {**ROWS, "replay_record": "forward"}
 WEIGHTED = ("proportional", "prompt_balanced")
@@ -97,7 +99,9 @@ AXES = {
     "prompts": [[[0, 1, 2]], [[0, 1, 2], [3, 4, 5]], [[0, 1, 2]], [[0, 1, 0], [2, 0, 1]]],
     "logging": [1, 1, 3],
     "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, AGAIN],
-    "class": ["GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed", "Masking", "Column", "Rescoring"],
+    "class": [
+        "GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed", "Masking", "Column", "Rescoring", "Whole",
+    ],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}, PICTURED, SPARSELY, EXPERTS],
     "other": [
         {}, {"temperature": 0.7}, {"top_entropy_quantile": 0.55}, BONUS, BOTH,
@@ -116,7 +120,7 @@ TOGETHER = (
     ("correction", NARROW, {"kind": EVERY, "layout": {"num_iterations": 2, "max_steps": 14}}),
     ("class", "Trimmed", {"completions": {"truncating": True}}),
     ("trainer", PICTURED, TEXTLESS),
-    ("trainer", SPARSELY, {**TEXTLESS, "prompts": [[0, 1, 2], [3, 4, 5]], "layout": {}, "refill": AGAIN}),
+    ("trainer", SPARSELY, {**TEXTLESS, "prompts": [[0, 1, 2], [3, 4, 5]], "layout": {}, "refill": TEXT_AGAIN}),
     ("trainer", EXPERTS, {"beta": {}} if EXPERTS else {}),
 )
 """An axis, one of its values, and values of others without which that is not seen, or that it can't have."""
@@ -323,6 +327,16 @@ class Reordered(GRPOTrainer):
         return super()._compute_loss(model, {**inputs, **rows})
 
 
+class Whole(GRPOTrainer):
+    """Asks a teacher around the whole loss."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        ids, mask = both(inputs)
+        with torch.no_grad():
+            self._get_per_token_logps_and_entropies(teacher(self), ids, mask, inputs["completion_ids"].size(1))
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
 class Masking(GRPOTrainer):
     """Masks a row of each group, but for every other update."""
 
@@ -362,6 +376,7 @@ class Rescoring(GRPOTrainer):
 
 OWN = {
     "Rescoring": Rescoring,
+    "Whole": Whole,
     "Masking": Masking,
     "Column": Column,
     "Copied": Copied,
@@ -399,7 +414,6 @@ class ReadBack(transformers.TrainerCallback):
 
 
 CHANGES = {"reward_weights": torch.tensor([1.0, 0.25]), "max_completion_length": 3}
-CHANGED_AT = 4
 NOTHING_LEFT = "Of the rows replayed in 8 updates"
 WARNINGS = (RULE_CHANGED, BYTES_REACHED, REPEATED, NOTHING_LEFT)
 
@@ -457,7 +471,7 @@ def test_1_and_2_and_3_and_4_and_6_and_13_and_14_and_15_and_18_and_21_and_25_and
         trainer.add_callback(ReadBack(session, naive))
         name = chosen["change"]
         if name and (name != "reward_weights" or len(script) > 1):
-            trainer.add_callback(Act({CHANGED_AT: lambda: setattr(trainer, name, CHANGES[name])}))
+            trainer.add_callback(Act({4: lambda: setattr(trainer, name, CHANGES[name])}))
         with warnings.catch_warnings(record=True) as told:
             for begin in WARNINGS:
                 warnings.filterwarnings("always", begin)

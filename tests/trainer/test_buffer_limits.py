@@ -20,7 +20,6 @@ def test_bytes_bound_a_gathered_buffer_and_the_warning_tells_what_a_group_costs(
         trainer.train()
     assert 0 < max(sizes) <= 1500
     assert 2 <= len(session.buffer) < 6
-    assert session.totals.counters["evicted"] > 0
 
 
 def test_a_group_larger_than_all_the_bytes_is_refused_and_evicts_nobody(tmp_path):

@@ -84,7 +84,6 @@ def test_a_groups_common_images_are_stored_once(tmp_path):
 @pytest.mark.parametrize(
     ("layout", "counts"),
     [
-        ("image_grid_thw", (1, 1, 1)),
         pytest.param("image_grid_thw", (0, 0, 0, 1, 2, 1), marks=NEWER),  # batches of text alone, and of images
         pytest.param("num_tiles", (2, 1, 0), marks=NEWER),
     ],

@@ -369,15 +369,11 @@ def test_40_a_trainer_that_merges_what_it_scored_twice_is_refused_before_anythin
     assert session.totals.counters["stored"] == 0
 
 
-@pytest.mark.parametrize("trainer_class", [ScoringOthersToo, Retrying, ScoringItself])
+@pytest.mark.parametrize("trainer_class", [Retrying, ScoringItself])
 def test_40_of_several_rewards_those_of_the_batch_are_stored(tmp_path, trainer_class):
-    """The batch is that of the second script for the one that tries again, and of the first for the others."""
-    first, second = [MANY, HALF, LIVE], [LIVE, LIVE, MANY]
-    script = {
-        ScoringOthersToo: Rewards(first, second),
-        Retrying: Rewards([DEAD, [1.0] * 4, DEAD], first),
-        ScoringItself: Rewards(first),
-    }[trainer_class]
+    """The batch is that of the second script for the one that tries again."""
+    first = [MANY, HALF, LIVE]
+    script = {Retrying: Rewards([DEAD, [1.0] * 4, DEAD], first), ScoringItself: Rewards(first)}[trainer_class]
     run = train(tmp_path, rewards=script, trainer_class=trainer_class, max_steps=1, replaced=0)
     assert run.table.reward_mean.tolist() == [1.0, 0.5, 0.25]
 
