@@ -557,7 +557,8 @@ def _prompt_lengths(group: Group) -> Ints:
 def compose(
     batch: Batch, fields: FieldTable, placements: Sequence[Placement], multiple_of: int | None = None
 ) -> Batch:
-    """Return the batch with each placed group in its slot, widened if a stored row needs it. Nothing is truncated.
+    """Return the batch with each placed group in its slot, widened if a stored row needs it. Nothing is truncated. It
+    has image fields where a row has images.
 
     The batch's tensors are left as they are: what changes is a new tensor. Without placements, the batch itself
     returns.
@@ -610,7 +611,10 @@ def compose(
         else:
             target[positions] = spec.implied or 0
         composed[key] = torch.from_numpy(out).to(widened.dtype)
-    return composed | compose_images(batch, fields, placements)
+    images = compose_images(batch, fields, placements)
+    if images and not any(images[IMAGES]):  # a model fails at pixels of no image
+        return without_images(composed, fields)
+    return composed | images
 
 
 def _refuse_missing(placements: Sequence[Placement], specs: Mapping[str, FieldSpec]) -> None:
@@ -697,5 +701,7 @@ def _values(
         return [values.reshape(len(lengths))[rows].repeat(lengths[rows])]  # of a file: one a row
     if spec.layout == "prompt" and _has_one_prompt(group):
         return [values] * len(lengths[rows])
+    if rows == slice(0, len(lengths)):  # all that there is, so that one value too many is seen
+        return [values]
     begin = int(lengths[: rows.start].sum())
     return [values[begin : begin + int(lengths[rows].sum())]]
