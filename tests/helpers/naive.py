@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import compress, cycle
+from math import prod
 from typing import Any
 
 import advantages_by_hand
@@ -420,7 +421,10 @@ class Naive:
         return self.bytes_of(kept) <= self.setting("max_bytes", np.inf)
 
     def bytes_of(self, kept: list[Entry]) -> int:
-        return sum(self.costs[one.serial] + self.session.buffer.table.row_bytes for one in kept)
+        table = self.session.buffer.table
+        columns = [getattr(table, name) for name in table.names if name not in ("peers", "newer")]
+        beside = 168 + 2 * 4 + sum(column.itemsize * prod(column.shape[1:]) for column in columns)
+        return sum(self.costs[one.serial] + beside for one in kept)
 
     def refuse(self, count: int, reason: str) -> None:
         self.counts["refused"] += count
@@ -432,6 +436,7 @@ class Naive:
     def check_table(self) -> None:
         """Each entry's score and number of uses before this batch, its age, and the entries of its prompt."""
         table = self.session.buffer.table
+        assert not table.score.flags.writeable
         rows = table.rows_of([entry.serial for entry in self.entries])
         self.same("generated at", table.update[rows].tolist(), [entry.update for entry in self.entries])
         self.same("used", table.uses[rows].tolist(), [entry.uses for entry in self.entries])

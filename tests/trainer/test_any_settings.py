@@ -24,7 +24,7 @@ from replaying import Checked, check_batches, check_losses, watched
 from scenarios import KL, gate, made
 from support import DEAD, HALF, LIVE, LOSSES, Act, Rewards, masked_rollout, plugin
 from trl import GRPOTrainer
-from users_losses import both, giving, teacher, trimmed_in_a_copy
+from users_losses import backwards, both, giving, rows_of, teacher, trimmed_in_a_copy
 
 import trl_replay
 from trl_replay.checkpoint import saving
@@ -44,7 +44,7 @@ if Version("1.10.0") <= TRL:
     BOTH = {**BONUS, "top_entropy_quantile": 0.386}
     CONTROL = {**BOTH, "use_adaptive_entropy": True, "entropy_target": 3.6, "entropy_coef_delta": 0.02}
 PICTURED = {"images": (2, 1, 1, 3, 1, 2)}
-SPARSELY = {"images": (2, 0, 1, 0, 0, 0)} if Version("1.14.0") <= TRL else PICTURED
+SPARSELY = {"images": (2, 0, 1, 0, 0, 0)}
 AGAIN = {"replay_refill": "same(rounds=1)"}
 ROWS = {"replay_selector": "always(share=1.0)"}
 EVERY = {**ROWS, "replay_record": "forward"}
@@ -69,7 +69,7 @@ AXES = {
     "scale": ["group", "batch", "none"],
     "functions": [{}, {}, SEVERAL, {**SEVERAL, "multi_objective_aggregation": "normalize_then_sum"}],
     "completions": [
-        {}, {}, {"truncating": True}, {"rollout": masked_rollout},
+        {}, {}, {"truncating": True}, {"rollout": masked_rollout}, {"max_completion_length": 1},
         {"sampled": "token_truncate"}, {"sampled": "sequence_mask", "off_policy_mask_threshold": 0.02},
     ],
     "correction": [
@@ -99,7 +99,7 @@ AXES = {
     "logging": [1, 1, 3],
     "refill": [{}, {}, {}, {"replay_refill": "same(rounds=2, until=0.6)"}, AGAIN],
     "class": [
-        "GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed", "Masking", "Column", "Rescoring", "Whole",
+        "GRPOTrainer", "GRPOTrainer", "Copied", "Reordered", "Trimmed", "Masking", "Column", "Rescoring",
     ],
     "trainer": [{}, {}, {}, {"pad_to_multiple_of": 8}, {"lora": True}, {"tokens": True}, PICTURED, SPARSELY, EXPERTS],
     "other": [
@@ -293,7 +293,15 @@ def frozen(model):
 
 
 class Copied(GRPOTrainer):
-    """Word by word TRL's loss, after it has asked for other log-probs."""
+    """Word by word TRL's loss, after it has asked for other log-probs; it leaves a note in the batch."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        ids, mask = both(inputs)
+        with torch.no_grad():
+            self._get_per_token_logps_and_entropies(teacher(self), ids, mask, inputs["completion_ids"].size(1))
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        assert inputs.pop("note") == 1
+        return loss
 
     def _compute_loss(self, model, inputs):
         ids, mask = both(inputs)
@@ -307,6 +315,7 @@ class Copied(GRPOTrainer):
             with freeze():
                 self._get_per_token_logps_and_entropies(model, ids, mask, width)
         loss = COPY(self, model, inputs)
+        inputs["note"] = 1
         self._get_per_token_logps_and_entropies(model, ids, mask, width)
         return loss
 
@@ -321,19 +330,7 @@ class Reordered(GRPOTrainer):
         self.get_high_entropy_mask(torch.ones(1, 2), torch.ones(1, 2), 0.5)  # of no batch
         if self.turns % 2:
             return super()._compute_loss(model, inputs)
-        shape = inputs["prompt_ids"].shape[:1]
-        rows = {key: value.flip(0) for key, value in inputs.items() if getattr(value, "shape", ())[:1] == shape}
-        return super()._compute_loss(model, {**inputs, **rows})
-
-
-class Whole(GRPOTrainer):
-    """Asks a teacher around the whole loss."""
-
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        ids, mask = both(inputs)
-        with torch.no_grad():
-            self._get_per_token_logps_and_entropies(teacher(self), ids, mask, inputs["completion_ids"].size(1))
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        return super()._compute_loss(model, rows_of(inputs, backwards(inputs)))
 
 
 class Masking(GRPOTrainer):
@@ -375,7 +372,6 @@ class Rescoring(GRPOTrainer):
 
 OWN = {
     "Rescoring": Rescoring,
-    "Whole": Whole,
     "Masking": Masking,
     "Column": Column,
     "Copied": Copied,
