@@ -18,6 +18,7 @@ import numpy as np
 
 from trl_replay import compat
 from trl_replay.buffer import Newcomer
+from trl_replay.buffer.replay_buffer import OTHER_RULE
 from trl_replay.data.counters import COUNTERS, Tally
 from trl_replay.data.types import NONE, Floats, Groups, Ints
 from trl_replay.serialization.groups import pack
@@ -163,7 +164,7 @@ class ReplayQueue:
         rule = compat.reward_rule(self._view)
         changes = self._buffer.rule.changes(rule)
         tally = Tally()
-        self._buffer.score_by(rule, changes, tally)
+        tally.retire(self._buffer.score_by(rule, changes), OTHER_RULE)
         if changes:
             self._line = deque(handed for handed in self._line if not handed.replayed)
             self._count(tally)
