@@ -169,8 +169,6 @@ def settings_of(chosen):
     if "images" in training:
         replay = {"replay_record": "forward", **replay}
         replay |= {"replay_max_bytes": 500_000} if "replay_max_bytes" in replay else {}
-    if "images" in training and "per_device_train_batch_size" in training:
-        replay.pop("replay_refill", None)  # TRL 1.5.1 divides no round of other sizes
     edits = chosen["plugin"]
     replay["replay_pass_reward"] += chosen["rewards"]
     if chosen["class"] in OWN and "tokens" not in training:
@@ -217,6 +215,8 @@ def settings_of(chosen):
     if replay.get("replay_kl") == "all_wrong":
         replay |= {"replay_unfilled": "keep", "replay_start": 0}
         replay.pop("replay_retire_passes", None)
+    if "images" in training and Version("1.14.0") > TRL:
+        replay.pop("replay_refill", None)  # which divides no round of fewer rows
     own = "tokens" in training or chosen["class"] == "Masking"
     over_batch = chosen["scale"] == "batch" or "multi_objective_aggregation" in training
     if replay.get("replay_kl") == "all_wrong" or (own and over_batch):
